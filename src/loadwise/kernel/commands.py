@@ -1,0 +1,159 @@
+"""Everything a machine may ask of its host. Commands are imperative; the host answers with events, if at all."""
+
+from .fact import Fact
+from .ids import BackendId, DecisionId, ModelId, ProgramId, TurnId
+from .pool import Signal
+from .work import EndReason, ProgramState, TurnOutcome, Verdict
+
+
+class _Command(Fact, frozen=True, kw_only=True, tag=True):
+    pass
+
+
+class Dispatch(_Command, frozen=True, kw_only=True):
+    """Send one attempt of a turn to a backend."""
+
+    turn_id: TurnId
+    attempt: int
+    program_id: ProgramId
+    backend_id: BackendId
+    model: ModelId
+    decision_id: DecisionId
+    wait_s: float = 0.0
+    """How long the turn was held by us."""
+    priority: int = 0
+
+
+class CancelAttempt(_Command, frozen=True, kw_only=True):
+    """Take an attempt back: close its connection, so that the engine stops. Still answered by `AttemptEnded`."""
+
+    turn_id: TurnId
+    attempt: int
+
+
+class EndTurn(_Command, frozen=True, kw_only=True):
+    """Tell the client that its turn ended without an answer of ours. A completed turn needs no command."""
+
+    turn_id: TurnId
+    outcome: TurnOutcome
+    status: int
+    code: str
+    message: str
+    retry_after_s: float | None = None
+    is_upstream_answer: bool = False
+    """Pass the engine's own error answer on, which the host has kept, instead of this message."""
+
+
+class SetTimer(_Command, frozen=True, kw_only=True):
+    """Say `TimerFired(timer)` at or after `fires_at_s`. Setting the same name again moves it; it fires once."""
+
+    timer: str
+    fires_at_s: float
+
+
+class AskSelector(_Command, frozen=True, kw_only=True):
+    """Ask the user's HTTP selector; `SelectorAnswered` or the timer, whichever comes first, continues."""
+
+    decision_id: DecisionId
+    program_id: ProgramId
+    candidates: tuple[str, ...]
+    context: tuple[float, ...]
+    task_type: str | None
+    domain: str | None
+    timeout_s: float
+
+
+class Verify(_Command, frozen=True, kw_only=True):
+    """Judge an ended program, off the dispatch path; answered by `VerdictArrived`."""
+
+    program_id: ProgramId
+    verifier: str
+    task_type: str | None = None
+
+
+class CandidateView(Fact):
+    """One candidate of a decision as it stood when the choice was made."""
+
+    candidate: str
+    score: float | None = None
+    mean: float | None = None
+    width: float | None = None
+    propensity: float | None = None
+    n_running: int = 0
+    n_held: int = 0
+    headroom_ratio: float | None = None
+    signals: dict[str, Signal] = {}
+
+
+class RecordDecision(_Command, frozen=True, kw_only=True):
+    """Write a choice down, before anything that follows from it. This is what `why` shows and what-if reads."""
+
+    decision_id: DecisionId
+    program_id: ProgramId
+    policy: str
+    learner_version: str
+    context_version: str
+    context: tuple[float, ...]
+    candidates: tuple[CandidateView, ...]
+    chosen: ModelId
+    reason: str = "policy"
+    """`policy`, `pinned`, `fallback` (another model ran after failures), `selector`, `selector_fallback`."""
+    slot: int = 0
+    """Which learner decided, under the arm `per_slot`."""
+
+
+class RecordCredit(_Command, frozen=True, kw_only=True):
+    """Write down what a decision earned. At most one per decision (law L11)."""
+
+    decision_id: DecisionId
+    program_id: ProgramId
+    model: ModelId
+    success: float
+    cost_usd: float
+    reward: float
+
+
+class ProgramRecord(Fact):
+    """A program as it is shown, archived and answered about after it has left memory."""
+
+    program_id: ProgramId
+    state: ProgramState
+    model: ModelId | None = None
+    backend_id: BackendId | None = None
+    decision_id: DecisionId | None = None
+    verifier: str | None = None
+    task_type: str | None = None
+    domain: str | None = None
+    tenant: str = ""
+    arrived_at_s: float = 0.0
+    ended_at_s: float | None = None
+    end_reason: EndReason | None = None
+    n_turns: int = 0
+    n_failed_turns: int = 0
+    wait_s: float = 0.0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    cost_usd: float = 0.0
+    verdict: Verdict | None = None
+    reward: float | None = None
+    is_credited: bool = False
+
+
+class Archive(_Command, frozen=True, kw_only=True):
+    """The program has left the router's memory; the host's index answers for it from now on."""
+
+    program: ProgramRecord
+
+
+Command = (
+    Dispatch
+    | CancelAttempt
+    | EndTurn
+    | SetTimer
+    | AskSelector
+    | Verify
+    | RecordDecision
+    | RecordCredit
+    | Archive
+)

@@ -1,0 +1,141 @@
+"""Facts about the pool: models with prices, backends with capacities, signals with ages."""
+
+import enum
+import math
+from typing import Literal
+
+
+from .errors import ConfigError
+from .fact import Fact
+
+EngineKind = Literal["vllm", "sglang", "llamacpp", "tgi", "api", "emulator"]
+
+
+class Price(Fact):
+    """US dollars per million tokens."""
+
+    input: float = 0.0
+    output: float = 0.0
+    cached_input: float | None = None
+    """Price of prompt tokens found in the prefix cache; the input price where absent."""
+
+    def __post_init__(self) -> None:
+        for name in ("input", "output", "cached_input"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise ConfigError(f"usd_per_million.{name} is {value!r}; it must be a finite number >= 0")
+
+
+class ModelSpec(Fact):
+    """One entry under `models:`."""
+
+    usd_per_million: Price = Price()
+    context_tokens: int | None = None
+    """The longest context the model accepts; None where unknown."""
+
+    def __post_init__(self) -> None:
+        if self.context_tokens is not None and self.context_tokens < 1:
+            raise ConfigError(f"context_tokens is {self.context_tokens!r}; it must be >= 1")
+
+
+class CapacityUnit(enum.StrEnum):
+    """What a reservation on a backend is counted in."""
+
+    KV_TOKENS = "kv_tokens"
+    SLOTS = "slots"
+    REQUESTS_PER_MINUTE = "requests_per_minute"
+
+
+DEFAULT_SLOTS = 256
+"""Programs admitted at once to a backend that declares no capacity at all."""
+
+
+class BackendSpec(Fact):
+    """One entry under `backends:`. At most one of `kv_tokens`, `slots`, `requests_per_minute` is the capacity."""
+
+    name: str
+    model: str
+    url: str = ""
+    engine: EngineKind = "vllm"
+    served_model: str | None = None
+    """The model's name in the engine's own words; the pool's name where absent."""
+    key_env: str | None = None
+    """Name of the environment variable that holds the API key; the key itself is never in a file."""
+    kv_tokens: int | None = None
+    slots: int | None = None
+    requests_per_minute: int | None = None
+    connect_timeout_s: float = 5.0
+    first_byte_timeout_s: float = 120.0
+    idle_timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not self.name or len(self.name) > 64:
+            raise ConfigError(f"a backend's name is {self.name!r}; it must have 1 to 64 characters")
+        declared = [n for n in ("kv_tokens", "slots", "requests_per_minute") if getattr(self, n) is not None]
+        if len(declared) > 1:
+            raise ConfigError(
+                f"backend {self.name!r} declares {' and '.join(declared)}; one capacity is the limit"
+            )
+        for name in declared:
+            if getattr(self, name) < 1:
+                raise ConfigError(
+                    f"backend {self.name!r}: {name} is {getattr(self, name)!r}; it must be >= 1"
+                )
+        for name in ("connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ConfigError(
+                    f"backend {self.name!r}: {name} is {value!r}; it must be a finite number > 0"
+                )
+
+    @property
+    def capacity(self) -> tuple[CapacityUnit, int]:
+        """The unit of this backend's reservations and how many of them it has."""
+        if self.kv_tokens is not None:
+            return CapacityUnit.KV_TOKENS, self.kv_tokens
+        if self.requests_per_minute is not None:
+            return CapacityUnit.REQUESTS_PER_MINUTE, self.requests_per_minute
+        return CapacityUnit.SLOTS, self.slots if self.slots is not None else DEFAULT_SLOTS
+
+
+class BackendHealth(enum.StrEnum):
+    UP = "up"
+    DOWN = "down"
+    DRAINING = "draining"
+    """Finishes what it runs; takes no new program."""
+
+
+class Signal(Fact):
+    """A measured value and when it was measured: a value without its age is a rumour."""
+
+    value: float
+    observed_at_s: float
+
+    def fresh(self, now_s: float, max_age_s: float) -> float | None:
+        """The value, or None when it is older than `max_age_s` (law L10: stale is unknown, not zero)."""
+        return self.value if now_s - self.observed_at_s <= max_age_s else None
+
+
+def price_usd(price: Price, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> float:
+    """What a call costs in US dollars.
+
+    >>> price_usd(Price(input=1.0, output=2.0, cached_input=0.1), 1000, 500, 400)
+    0.00164
+    """
+    cached_rate = price.input if price.cached_input is None else price.cached_input
+    fresh_tokens = max(prompt_tokens - cached_tokens, 0)
+    cached = min(cached_tokens, prompt_tokens)
+    return (fresh_tokens * price.input + cached * cached_rate + completion_tokens * price.output) / 1e6
+
+
+__all__ = [
+    "DEFAULT_SLOTS",
+    "BackendHealth",
+    "BackendSpec",
+    "CapacityUnit",
+    "EngineKind",
+    "ModelSpec",
+    "Price",
+    "Signal",
+    "price_usd",
+]

@@ -1,0 +1,1 @@
+"""Choosing and learning: baselines and bandits behind one small contract."""
