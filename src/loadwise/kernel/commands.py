@@ -71,7 +71,7 @@ class Verify(_Command, frozen=True, kw_only=True):
     task_type: str | None = None
 
 
-class CandidateView(Fact):
+class CandidateView(Fact, frozen=True, kw_only=True):
     """One candidate of a decision as it stood when the choice was made."""
 
     candidate: str
@@ -113,7 +113,7 @@ class RecordCredit(_Command, frozen=True, kw_only=True):
     reward: float
 
 
-class ProgramRecord(Fact):
+class ProgramRecord(Fact, frozen=True, kw_only=True):
     """A program as it is shown, archived and answered about after it has left memory."""
 
     program_id: ProgramId
@@ -146,14 +146,4 @@ class Archive(_Command, frozen=True, kw_only=True):
     program: ProgramRecord
 
 
-Command = (
-    Dispatch
-    | CancelAttempt
-    | EndTurn
-    | SetTimer
-    | AskSelector
-    | Verify
-    | RecordDecision
-    | RecordCredit
-    | Archive
-)
+Command = Dispatch | CancelAttempt | EndTurn | SetTimer | AskSelector | Verify | RecordDecision | RecordCredit | Archive

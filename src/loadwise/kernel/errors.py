@@ -1,4 +1,4 @@
-"""Everything that can go wrong at an edge, as one tree; each class carries the HTTP status a host answers with.
+"""Everything that can go wrong at an edge, as one tree; each class carries its HTTP status.
 
     Error
     ├── ConfigError                     a pool file, scenario or flag is wrong

@@ -4,14 +4,13 @@ import enum
 import math
 from typing import Literal
 
-
 from .errors import ConfigError
 from .fact import Fact
 
 EngineKind = Literal["vllm", "sglang", "llamacpp", "tgi", "api", "emulator"]
 
 
-class Price(Fact):
+class Price(Fact, frozen=True, kw_only=True):
     """US dollars per million tokens."""
 
     input: float = 0.0
@@ -26,7 +25,7 @@ class Price(Fact):
                 raise ConfigError(f"usd_per_million.{name} is {value!r}; it must be a finite number >= 0")
 
 
-class ModelSpec(Fact):
+class ModelSpec(Fact, frozen=True, kw_only=True):
     """One entry under `models:`."""
 
     usd_per_million: Price = Price()
@@ -50,7 +49,7 @@ DEFAULT_SLOTS = 256
 """Programs admitted at once to a backend that declares no capacity at all."""
 
 
-class BackendSpec(Fact):
+class BackendSpec(Fact, frozen=True, kw_only=True):
     """One entry under `backends:`. At most one of `kv_tokens`, `slots`, `requests_per_minute` is the capacity."""
 
     name: str
@@ -73,20 +72,14 @@ class BackendSpec(Fact):
             raise ConfigError(f"a backend's name is {self.name!r}; it must have 1 to 64 characters")
         declared = [n for n in ("kv_tokens", "slots", "requests_per_minute") if getattr(self, n) is not None]
         if len(declared) > 1:
-            raise ConfigError(
-                f"backend {self.name!r} declares {' and '.join(declared)}; one capacity is the limit"
-            )
+            raise ConfigError(f"backend {self.name!r} declares {' and '.join(declared)}; one capacity is the limit")
         for name in declared:
             if getattr(self, name) < 1:
-                raise ConfigError(
-                    f"backend {self.name!r}: {name} is {getattr(self, name)!r}; it must be >= 1"
-                )
+                raise ConfigError(f"backend {self.name!r}: {name} is {getattr(self, name)!r}; it must be >= 1")
         for name in ("connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
-                raise ConfigError(
-                    f"backend {self.name!r}: {name} is {value!r}; it must be a finite number > 0"
-                )
+                raise ConfigError(f"backend {self.name!r}: {name} is {value!r}; it must be a finite number > 0")
 
     @property
     def capacity(self) -> tuple[CapacityUnit, int]:
@@ -105,7 +98,7 @@ class BackendHealth(enum.StrEnum):
     """Finishes what it runs; takes no new program."""
 
 
-class Signal(Fact):
+class Signal(Fact, frozen=True, kw_only=True):
     """A measured value and when it was measured: a value without its age is a rumour."""
 
     value: float

@@ -7,7 +7,7 @@ from .errors import Unprocessable
 from .fact import Fact
 
 
-class Usage(Fact):
+class Usage(Fact, frozen=True, kw_only=True):
     """Tokens of one attempt as the engine counted them.
 
     An engine that sends no usage leaves `is_exact` false: the host's estimate stands, and says so.
@@ -85,7 +85,7 @@ class VerdictKind(enum.StrEnum):
     ABSTAIN = "abstain"
 
 
-class Verdict(Fact):
+class Verdict(Fact, frozen=True, kw_only=True):
     """What a verifier says of a finished program. Abstaining is not zero: it carries no credit.
 
     Raises:

@@ -15,13 +15,13 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..kernel.fact import Fact
-from ..kernel.streams import Generator
+from loadwise.kernel.fact import Fact
+from loadwise.kernel.streams import Generator
 
 Vector = npt.NDArray[np.float64]
 
 
-class Candidate(Fact):
+class Candidate(Fact, frozen=True, kw_only=True):
     """One permitted option."""
 
     name: str
@@ -36,7 +36,7 @@ class Candidate(Fact):
     """Unreserved share of its admission limit; <= 0 when full."""
 
 
-class Context(Fact):
+class Context(Fact, frozen=True, kw_only=True):
     """What a policy sees of the program."""
 
     decision_id: int
@@ -47,7 +47,7 @@ class Context(Fact):
     domain: str | None = None
 
 
-class Choice(Fact):
+class Choice(Fact, frozen=True, kw_only=True):
     """A candidate chosen, and how.
 
     `propensities` sum to one over the candidates (law L12); a deterministic policy reports 1 for its choice. A policy
@@ -63,7 +63,7 @@ class Choice(Fact):
     propensities: tuple[float, ...] | None = None
 
 
-class Feedback(Fact):
+class Feedback(Fact, frozen=True, kw_only=True):
     """A landed verdict for an earlier decision."""
 
     decision_id: int
