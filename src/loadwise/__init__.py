@@ -1,3 +1,37 @@
-"""Loadwise decides which model runs each agent, when it may start, and how hard it should think."""
+"""Loadwise decides which model runs each agent, when it may start, and how hard it should think.
+
+Importing it is cheap: names are loaded when first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from .client import program as program
+    from .kernel import commands as commands
+    from .kernel import events as events
+    from .kernel.stack import Stack as Stack
+    from .settings import Config as Config
+    from .settings import load_config as load_config
+    from .settings import open_stack as open_stack
+
+_HOME_BY_NAME = {
+    "Config": "loadwise.settings",
+    "Stack": "loadwise.kernel.stack",
+    "load_config": "loadwise.settings",
+    "open_stack": "loadwise.settings",
+    "program": "loadwise.client",
+}
+_MODULE_BY_NAME = {"commands": "loadwise.kernel.commands", "events": "loadwise.kernel.events"}
+
+__all__ = ["Config", "Stack", "__version__", "commands", "events", "load_config", "open_stack", "program"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULE_BY_NAME:
+        return import_module(_MODULE_BY_NAME[name])
+    if name in _HOME_BY_NAME:
+        return getattr(import_module(_HOME_BY_NAME[name]), name)
+    raise AttributeError(f"module 'loadwise' has no attribute {name!r}")

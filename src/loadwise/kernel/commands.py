@@ -102,6 +102,14 @@ class RecordDecision(_Command, frozen=True, kw_only=True):
     """Which learner decided, under the arm `per_slot`."""
 
 
+class RecordPropensities(_Command, frozen=True, kw_only=True):
+    """Write down the propensities of an earlier choice, estimated off the decision path."""
+
+    decision_id: DecisionId
+    propensities: tuple[float, ...]
+    """One per candidate of the decision, in its order."""
+
+
 class RecordCredit(_Command, frozen=True, kw_only=True):
     """Write down what a decision earned. At most one per decision (law L11)."""
 
@@ -146,4 +154,15 @@ class Archive(_Command, frozen=True, kw_only=True):
     program: ProgramRecord
 
 
-Command = Dispatch | CancelAttempt | EndTurn | SetTimer | AskSelector | Verify | RecordDecision | RecordCredit | Archive
+Command = (
+    Dispatch
+    | CancelAttempt
+    | EndTurn
+    | SetTimer
+    | AskSelector
+    | Verify
+    | RecordDecision
+    | RecordPropensities
+    | RecordCredit
+    | Archive
+)

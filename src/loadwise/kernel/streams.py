@@ -45,6 +45,7 @@ class Streams:
 
     def _open(self, name: str) -> tuple[Any, dict[str, Any], Generator]:
         philox = np.random.Philox(key=(self.seed & 0xFFFFFFFFFFFFFFFF) | (zlib.crc32(name.encode()) << 64))
-        entry = (philox, philox.state, np.random.Generator(philox))
+        state: Any = philox.state
+        entry: tuple[Any, dict[str, Any], Generator] = (philox, state, np.random.Generator(philox))
         self._generator_by_name[name] = entry
         return entry

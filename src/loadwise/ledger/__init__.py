@@ -1,0 +1,1 @@
+"""What we have promised of each backend's capacity: a belief about engines, never their truth."""

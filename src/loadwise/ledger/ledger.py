@@ -1,0 +1,146 @@
+"""The account of reservations: reserve, extend, release; check, then act.
+
+Theory of operation. Each backend has one account in its own unit: KV tokens, slots, or requests per minute. A
+reservation is held under a key (a program's id, or `turn:<id>` where a single turn is covered). Admission stops at
+`admission_ratio` of the capacity; growth of what already runs may pass it, since nothing is evicted, and then only
+admission stops. An empty account admits its head whatever its size, or a program larger than the limit would wait for
+ever. Requests per minute stay spent for 60 s after they were granted, released or not.
+
+References: ORACLE, appendix B.2 (reservation bound of 85 %, release when the program's last call returns).
+"""
+
+import msgspec
+
+from loadwise.kernel.errors import LawBroken
+from loadwise.kernel.pool import CapacityUnit
+
+RATE_WINDOW_S = 60.0
+
+
+class Account(msgspec.Struct, kw_only=True):
+    """One backend's promises. Amounts are integers in `unit`."""
+
+    unit: CapacityUnit
+    capacity: int
+    amount_by_key: dict[str, int] = {}
+    reserved: int = 0
+    granted_at_s: list[float] = []
+    """Instants of grants within the rate window; used by requests per minute only."""
+
+
+class Ledger:
+    """All accounts of the pool.
+
+    >>> ledger = Ledger(admission_ratio=0.85)
+    >>> ledger.add("a", CapacityUnit.KV_TOKENS, 1000)
+    >>> ledger.reserve("p1", "a", 800, at_s=0.0), ledger.reserve("p2", "a", 100, at_s=0.0)
+    (True, False)
+    >>> ledger.release("p1", "a")
+    >>> ledger.headroom("a", at_s=0.0)
+    1000
+    """
+
+    def __init__(self, admission_ratio: float = 0.85) -> None:
+        self.admission_ratio = admission_ratio
+        self.account_by_backend: dict[str, Account] = {}
+
+    def add(self, backend_id: str, unit: CapacityUnit, capacity: int) -> None:
+        """Open an account; an open one keeps its reservations and takes the new capacity."""
+        account = self.account_by_backend.get(backend_id)
+        if account is None:
+            self.account_by_backend[backend_id] = Account(unit=unit, capacity=capacity)
+        else:
+            account.unit, account.capacity = unit, capacity
+
+    def remove(self, backend_id: str) -> None:
+        """Close an account together with what it still holds."""
+        self.account_by_backend.pop(backend_id, None)
+
+    def reserve(self, key: str, backend_id: str, amount: int, *, at_s: float) -> bool:
+        """Promise `amount` under `key`, or change nothing and say False."""
+        account = self.account_by_backend[backend_id]
+        if key in account.amount_by_key:
+            raise LawBroken("L5", f"{key!r} already holds a reservation on backend {backend_id!r}")
+        if not self.fits(backend_id, amount, at_s=at_s):
+            return False
+        account.amount_by_key[key] = amount
+        account.reserved += amount
+        if account.unit is CapacityUnit.REQUESTS_PER_MINUTE:
+            account.granted_at_s.append(at_s)
+        return True
+
+    def fits(self, backend_id: str, amount: int, *, at_s: float) -> bool:
+        """Whether `reserve` would grant `amount` now."""
+        account = self.account_by_backend[backend_id]
+        if account.unit is CapacityUnit.REQUESTS_PER_MINUTE:
+            self._forget_spent(account, at_s)
+            return len(account.granted_at_s) + amount <= account.capacity
+        return not account.amount_by_key or account.reserved + amount <= self.limit(backend_id)
+
+    def limit(self, backend_id: str) -> int:
+        """The amount at which admission stops; a share of KV tokens, all of slots and requests."""
+        account = self.account_by_backend[backend_id]
+        if account.unit is CapacityUnit.KV_TOKENS:
+            return int(account.capacity * self.admission_ratio)
+        return account.capacity
+
+    def extend(self, key: str, backend_id: str, amount: int) -> int:
+        """Set the amount held under `key` and return the change; growth may pass the admission limit."""
+        account = self.account_by_backend[backend_id]
+        change = amount - account.amount_by_key[key]
+        account.reserved += change
+        account.amount_by_key[key] = amount
+        return change
+
+    def release(self, key: str, backend_id: str) -> None:
+        """Give back what `key` holds."""
+        account = self.account_by_backend.get(backend_id)
+        if account is not None:
+            account.reserved -= account.amount_by_key.pop(key)
+
+    def holds(self, key: str, backend_id: str) -> bool:
+        """Whether `key` has a live reservation on the backend."""
+        account = self.account_by_backend.get(backend_id)
+        return account is not None and key in account.amount_by_key
+
+    def unit(self, backend_id: str) -> CapacityUnit:
+        """The unit of the backend's account."""
+        return self.account_by_backend[backend_id].unit
+
+    def headroom(self, backend_id: str, *, at_s: float) -> int:
+        """Capacity minus what is reserved (law L4); negative when what runs has outgrown it."""
+        account = self.account_by_backend[backend_id]
+        if account.unit is CapacityUnit.REQUESTS_PER_MINUTE:
+            self._forget_spent(account, at_s)
+            return account.capacity - len(account.granted_at_s)
+        return account.capacity - account.reserved
+
+    def headroom_ratio(self, backend_id: str, *, at_s: float) -> float:
+        """Share of the admission limit that is still free; <= 0 when admission has stopped."""
+        account = self.account_by_backend[backend_id]
+        free = self.headroom(backend_id, at_s=at_s) - (account.capacity - self.limit(backend_id))
+        return free / max(self.limit(backend_id), 1)
+
+    def frees_at_s(self, backend_id: str) -> float | None:
+        """When time alone will free something here: the oldest request leaves the rate window."""
+        account = self.account_by_backend[backend_id]
+        if account.unit is CapacityUnit.REQUESTS_PER_MINUTE and account.granted_at_s:
+            return account.granted_at_s[0] + RATE_WINDOW_S
+        return None
+
+    def check(self) -> None:
+        """Raise `LawBroken` where an account does not add up (law L4)."""
+        for backend_id, account in self.account_by_backend.items():
+            total = sum(account.amount_by_key.values())
+            if total != account.reserved:
+                raise LawBroken("L4", f"backend {backend_id!r}: reserved {account.reserved} but holds {total}")
+            if any(amount < 0 for amount in account.amount_by_key.values()):
+                raise LawBroken("L4", f"backend {backend_id!r} holds a negative reservation")
+
+    @staticmethod
+    def _forget_spent(account: Account, at_s: float) -> None:
+        granted = account.granted_at_s
+        n_spent = 0
+        while n_spent < len(granted) and granted[n_spent] + RATE_WINDOW_S <= at_s:
+            n_spent += 1
+        del granted[:n_spent]

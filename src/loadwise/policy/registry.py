@@ -1,0 +1,189 @@
+"""Policies by name: what a configuration may say, and how a user's own class joins.
+
+To add a policy: write its class beside the others, add one line to `_ENTRIES`, and `tests/policy` runs the contract
+suite of `policy.checks` over it. A user's class joins by `register`, or by its dotted path in the configuration:
+
+    router: {policy: {name: "my_package.my_module:MyPolicy", options: {alpha: 2}}}
+"""
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, cast
+
+import msgspec
+
+from loadwise.kernel.errors import ConfigError
+from loadwise.kernel.fact import Fact
+
+from .balance import LeastLoaded, PowerOfTwo
+from .base import Policy
+from .context import ContextSpec
+from .fixed import Fixed, FixedOptions, Mixing, MixingOptions, Random, RoundRobin
+from .greedy import EpsilonGreedy, EpsilonGreedyOptions
+from .linear import LinTS, LinTSOptions, LinUCB, LinUCBOptions
+
+_ATTRIBUTES = ("name", "reads", "is_deterministic")
+_METHODS = ("choose", "propensities", "observe", "learn", "undo", "dump", "load")
+
+
+class PolicySpec(Fact, frozen=True, kw_only=True):
+    """A policy as a configuration names it."""
+
+    name: str
+    """A registered name, or `package.module:Class`."""
+    options: dict[str, Any] = {}
+    """Its own options; an unknown one is refused with the valid ones listed."""
+
+
+class NoOptions(Fact, frozen=True, kw_only=True):
+    """The configuration of a policy that has none."""
+
+
+class Entry(NamedTuple):
+    """How a policy is made: `factory(options)` with a fact, or `factory(**options)` where `options` is None."""
+
+    factory: Callable[..., Policy]
+    options: type[Fact] | None
+
+
+_ENTRIES: dict[str, Entry] = {
+    "epsilon_greedy": Entry(EpsilonGreedy, EpsilonGreedyOptions),
+    "fixed": Entry(Fixed, FixedOptions),
+    "least_loaded": Entry(LeastLoaded, NoOptions),
+    "lints": Entry(LinTS, LinTSOptions),
+    "linucb": Entry(LinUCB, LinUCBOptions),
+    "mixing": Entry(Mixing, MixingOptions),
+    "power_of_two": Entry(PowerOfTwo, NoOptions),
+    "random": Entry(Random, NoOptions),
+    "round_robin": Entry(RoundRobin, NoOptions),
+}
+
+
+def policy_names() -> tuple[str, ...]:
+    """Every registered name, sorted."""
+    return tuple(sorted(_ENTRIES))
+
+
+def register(name: str, factory: Callable[..., Policy], options: type[Fact] | None = None) -> None:
+    """Make a policy known under `name`.
+
+    Args:
+        factory: a class or function; called with one `options` fact where its type is given, else with the configured
+            options as keyword arguments.
+
+    Raises:
+        ConfigError: the name is empty, looks like a path, or belongs to another factory.
+    """
+    if not name or ":" in name:
+        raise ConfigError(f"policy name {name!r} must be non-empty and without ':'")
+    entry = Entry(factory, options)
+    if _ENTRIES.setdefault(name, entry) != entry:
+        raise ConfigError(f"policy name {name!r} is taken by {_ENTRIES[name].factory!r}")
+
+
+def unregister(name: str) -> None:
+    """Forget a registered policy; unknown names are ignored."""
+    _ENTRIES.pop(name, None)
+
+
+def make_policy(spec: PolicySpec, context: ContextSpec | None = None) -> Policy:
+    """A fresh policy of the configuration.
+
+    >>> make_policy(PolicySpec(name="linucb", options={"alpha": 0.3})).is_deterministic
+    True
+    >>> make_policy(PolicySpec(name="linucb", options={"alfa": 0.3}))  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ...
+    loadwise.kernel.errors.ConfigError: policy 'linucb' has no option 'alfa'; it has alpha, context_version, ...
+
+    Args:
+        context: where given, policies that learn on contexts are bound to its length and version.
+
+    Raises:
+        ConfigError: unknown name, unknown or wrong option, or a user's class that cannot be loaded or lacks a method.
+    """
+    entry = _entry(spec.name)
+    options = dict(spec.options)
+    if entry.options is None:
+        policy = _call(spec.name, entry.factory, options)
+    else:
+        if context is not None and "context_version" in entry.options.__struct_fields__:
+            options.setdefault("n_features", context.n_features)
+            options.setdefault("context_version", context.version)
+        checked = _options(spec.name, entry.options, options)
+        policy = entry.factory() if entry.options is NoOptions else entry.factory(checked)
+    _require_contract(spec.name, policy)
+    return policy
+
+
+def named_candidates(spec: PolicySpec) -> tuple[str, ...]:
+    """Candidates that the options speak of, so that a configuration can be checked against its pool.
+
+    >>> named_candidates(PolicySpec(name="mixing", options={"weights": {"small": 0.5, "large": 0.5}}))
+    ('large', 'small')
+    """
+    if spec.name == "fixed":
+        return tuple(name for name in (spec.options.get("candidate"),) if isinstance(name, str))
+    weights = spec.options.get("weights") if spec.name == "mixing" else None
+    return tuple(sorted(weights)) if isinstance(weights, Mapping) else ()
+
+
+def _entry(name: str) -> Entry:
+    entry = _ENTRIES.get(name)
+    if entry is not None:
+        return entry
+    if ":" in name:
+        return Entry(_load(name), None)
+    raise ConfigError(
+        f"unknown policy {name!r}; known are {', '.join(policy_names())}, or a class of yours as 'package.module:Class'"
+    )
+
+
+def _load(path: str) -> Callable[..., Policy]:
+    module_name, _, class_name = path.partition(":")
+    if not all(part.isidentifier() for part in (*module_name.split("."), *class_name.split("."))):
+        raise ConfigError(f"policy {path!r} is not of the form 'package.module:Class'")
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in class_name.split("."):
+            found = getattr(found, part)
+    except (ImportError, SyntaxError, AttributeError) as error:
+        raise ConfigError(f"policy {path!r} cannot be loaded: {error}") from error
+    if not callable(found):
+        raise ConfigError(f"policy {path!r} is {type(found).__name__!r}, not a class or function")
+    return cast(Callable[..., Policy], found)
+
+
+def _options(name: str, kind: type[Fact], options: Mapping[str, Any]) -> Fact:
+    valid = sorted(kind.__struct_fields__)
+    for option in options:
+        if option not in valid:
+            raise ConfigError(f"policy {name!r} has no option {option!r}; it has {', '.join(valid) or 'none'}")
+    try:
+        return msgspec.convert(options, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"policy {name!r}: {error}") from error
+    except ConfigError as error:
+        raise ConfigError(f"policy {name!r}: {error.message}") from error
+
+
+def _call(name: str, factory: Callable[..., Policy], options: Mapping[str, Any]) -> Policy:
+    try:
+        signature = inspect.signature(factory)
+    except ValueError:
+        signature = None  # a class written in C: calling it will say what is wrong
+    try:
+        if signature is not None:
+            signature.bind(**options)
+        return factory(**options)
+    except (TypeError, ValueError) as error:
+        shown = f"; it is called as {name}{signature}" if signature is not None else ""
+        raise ConfigError(f"policy {name!r} refuses options {dict(options)!r}: {error}{shown}") from error
+
+
+def _require_contract(name: str, policy: Any) -> None:
+    missing = [attribute for attribute in _ATTRIBUTES if not hasattr(policy, attribute)]
+    missing += [method for method in _METHODS if not callable(getattr(policy, method, None))]
+    if missing:
+        raise ConfigError(f"policy {name!r} lacks {', '.join(missing)}; the contract is loadwise.policy.base.Policy")

@@ -1,0 +1,202 @@
+"""Which backend a turn runs on, and whether it may start now: reservations, holds, replicas.
+
+A program reserves on one backend for as long as it lives (KV tokens, slots). Turns on backends counted in requests per
+minute, and *side turns* (pinned to another model than their program's), are covered one by one instead. Turns that do
+not fit are held per model in the order of arrival; a model's head may take any of its backends.
+"""
+
+from loadwise.kernel.errors import LawBroken
+from loadwise.kernel.ids import BackendId, ModelId, ProgramId, TurnId
+from loadwise.kernel.pool import BackendSpec, CapacityUnit
+from loadwise.kernel.streams import Streams
+from loadwise.ledger.demand import Demand
+from loadwise.ledger.ledger import Ledger
+from loadwise.policy.base import Candidate, Context, Policy
+from loadwise.policy.registry import make_policy
+
+from .backends import Backends
+from .config import RouterConfig
+from .order import FifoOrder
+from .program import TURN_KEY_PREFIX, Program, Turn
+
+
+class Admission:
+    """Reserves, holds and releases; knows nothing of policies for models or of verdicts."""
+
+    def __init__(self, config: RouterConfig, backends: Backends, streams: Streams) -> None:
+        self._config = config
+        self._backends = backends
+        self._streams = streams
+        self.replica_policy: Policy = make_policy(config.replica_policy)
+        self.ledger = Ledger(config.admission_ratio)
+        self.demand_by_model: dict[ModelId, Demand] = {}
+        self.order_by_model: dict[ModelId, FifoOrder] = {}
+        self.n_held = 0
+        for model_id in backends.model_by_id:
+            self.add_model(model_id)
+        for state in backends.by_id.values():
+            self.add_backend(state.spec)
+
+    def add_model(self, model_id: ModelId) -> None:
+        """A model joined the pool."""
+        self.demand_by_model.setdefault(model_id, Demand(prior_tokens=self._config.expected_tokens))
+        self.order_by_model.setdefault(model_id, FifoOrder())
+
+    def add_backend(self, spec: BackendSpec) -> None:
+        """A backend joined the pool, or its capacity changed."""
+        unit, capacity = spec.capacity
+        self.ledger.add(spec.name, unit, capacity)
+
+    def admit(self, turn: Turn, program: Program, at_s: float) -> BackendId | None:
+        """Cover the turn by a reservation and say where it runs, or change nothing and say None."""
+        if self._may_stay(turn, program, at_s):
+            return program.backend_id
+        if not turn.is_side and program.n_covered == 0:
+            self.release_program(program)
+        for backend_id in self._replicas(turn, program, at_s):
+            if self._reserve(turn, program, backend_id, at_s):
+                return backend_id
+        return None
+
+    def _may_stay(self, turn: Turn, program: Program, at_s: float) -> bool:
+        """Whether the program's own reservation covers the turn where it is."""
+        if turn.is_side or not program.is_reserved or program.backend_id in turn.tried:
+            return False
+        return self._backends.is_usable(program.backend_id, at_s, may_drain=True)
+
+    def _reserve(self, turn: Turn, program: Program, backend_id: BackendId, at_s: float) -> bool:
+        amount = self._amount(turn, program, backend_id)
+        if turn.is_side or program.is_reserved or self.ledger.unit(backend_id) is CapacityUnit.REQUESTS_PER_MINUTE:
+            turn.has_own_reservation = self.ledger.reserve(turn.key, backend_id, amount, at_s=at_s)
+            if turn.has_own_reservation and not turn.is_side and not program.is_reserved:
+                program.backend_id = backend_id
+            return turn.has_own_reservation
+        if self.ledger.reserve(program.program_id, backend_id, amount, at_s=at_s):
+            program.is_reserved, program.backend_id = True, backend_id
+            return True
+        return False
+
+    def _amount(self, turn: Turn, program: Program, backend_id: BackendId) -> int:
+        if self.ledger.unit(backend_id) is not CapacityUnit.KV_TOKENS:
+            return 1
+        assert turn.model is not None
+        if turn.is_side:
+            return turn.prompt_tokens
+        return max(program.context_tokens, turn.prompt_tokens, self.demand_by_model[turn.model].expected_tokens)
+
+    def _replicas(self, turn: Turn, program: Program, at_s: float) -> list[BackendId]:
+        """Backends that may take the turn: where its prefix may still be, the policy's choice, then by headroom."""
+        assert turn.model is not None
+        usable = [b for b in self._backends.usable(turn.model, at_s) if b not in turn.tried]
+        if len(usable) < 2:
+            return usable
+        if not turn.is_side and program.backend_id in usable:
+            first = program.backend_id
+        else:
+            candidates = [self.replica(b, at_s) for b in usable]
+            rng = self._streams.at("replica", turn.turn_id)
+            context = Context(decision_id=turn.turn_id, x=(), at_s=at_s)
+            first = usable[self.replica_policy.choose(context, candidates, rng).chosen]
+        rest = [b for b in usable if b != first]
+        rest.sort(key=lambda b: -self.ledger.headroom_ratio(b, at_s=at_s))
+        return [first, *rest]
+
+    def replica(self, backend_id: BackendId, at_s: float) -> Candidate:
+        """A backend as a candidate of the replica policy."""
+        state = self._backends.by_id[backend_id]
+        return Candidate(
+            name=backend_id,
+            n_running=state.n_running,
+            headroom_ratio=self.ledger.headroom_ratio(backend_id, at_s=at_s),
+        )
+
+    def follow(self, program: Program) -> bool:
+        """Let the reservation follow the program's context. True where that gave something back."""
+        if not program.is_reserved:
+            return False
+        assert program.model is not None and program.backend_id is not None
+        if self.ledger.unit(program.backend_id) is not CapacityUnit.KV_TOKENS:
+            return False
+        amount = max(program.context_tokens, self.demand_by_model[program.model].expected_tokens)
+        return self.ledger.extend(program.program_id, program.backend_id, amount) < 0
+
+    def release_program(self, program: Program) -> None:
+        """Give the program's reservation back; its binding to the backend stays as a preference."""
+        if program.is_reserved:
+            assert program.backend_id is not None
+            self.ledger.release(program.program_id, program.backend_id)
+            program.is_reserved = False
+
+    def release_turn(self, turn: Turn) -> None:
+        """Give the turn's own reservation back."""
+        if turn.has_own_reservation:
+            assert turn.backend_id is not None
+            self.ledger.release(turn.key, turn.backend_id)
+            turn.has_own_reservation = False
+
+    def hold(self, turn: Turn) -> None:
+        """Put the turn behind all others of its model."""
+        assert turn.model is not None
+        turn.is_held = True
+        self.order_by_model[turn.model].push(turn.turn_id)
+        self.n_held += 1
+
+    def unhold(self, turn: Turn) -> None:
+        """Take the turn out of its order."""
+        if turn.is_held:
+            assert turn.model is not None
+            turn.is_held = False
+            self.order_by_model[turn.model].remove(turn.turn_id)
+            self.n_held -= 1
+
+    def head(self, model_id: ModelId) -> TurnId | None:
+        """The turn that is next for a model, or None."""
+        return self.order_by_model[model_id].head
+
+    def fits(self, turn: Turn, program: Program, at_s: float) -> bool:
+        """Whether `admit` would admit the turn now; changes nothing."""
+        if self._may_stay(turn, program, at_s):
+            return True
+        return any(
+            self.ledger.fits(b, self._amount(turn, program, b), at_s=at_s) for b in self._replicas(turn, program, at_s)
+        )
+
+    def check(self, programs: dict[ProgramId, Program], turns: dict[TurnId, Turn], at_s: float) -> None:
+        """Laws L4, L5, L9 and L15 as far as admission answers for them."""
+        self.ledger.check()
+        for backend_id, account in self.ledger.account_by_backend.items():
+            for key in account.amount_by_key:
+                self._check_owner(key, backend_id, programs, turns)
+        for program in programs.values():
+            if program.is_reserved and not self.ledger.holds(program.program_id, str(program.backend_id)):
+                raise LawBroken("L5", f"program {program.program_id!r} believes in a reservation that is not there")
+        for turn in turns.values():
+            if turn.backend_id is not None:
+                self._check_cover(turn, programs[turn.program_id])
+        for model_id, order in self.order_by_model.items():
+            head = order.head
+            if head is not None and self.fits(turns[head], programs[turns[head].program_id], at_s):
+                raise LawBroken("L9", f"turn {head} is held for {model_id!r} although it fits")
+        if self.n_held != sum(len(order) for order in self.order_by_model.values()):
+            raise LawBroken("L15", f"{self.n_held} turns counted as held, which is not how many are")
+
+    def _check_owner(
+        self, key: str, backend_id: str, programs: dict[ProgramId, Program], turns: dict[TurnId, Turn]
+    ) -> None:
+        program = programs.get(ProgramId(key))
+        if program is not None and program.is_reserved and program.backend_id == backend_id:
+            return
+        number = key.removeprefix(TURN_KEY_PREFIX)
+        turn = turns.get(TurnId(int(number))) if number != key else None
+        if turn is None or not turn.has_own_reservation or turn.backend_id != backend_id:
+            raise LawBroken("L5", f"reservation {key!r} on {backend_id!r} belongs to nobody")
+
+    def _check_cover(self, turn: Turn, program: Program) -> None:
+        backend_id = str(turn.backend_id)
+        if turn.has_own_reservation and self.ledger.holds(turn.key, backend_id):
+            return
+        if program.is_reserved and program.backend_id == turn.backend_id:
+            return
+        if backend_id not in self.ledger.account_by_backend:
+            return  # the backend was removed under it; the attempt is ending
+        raise LawBroken("L5", f"turn {turn.turn_id} runs on {backend_id!r} without a reservation")

@@ -1,0 +1,160 @@
+"""What the router can be told; every default of the router stands here and nowhere else."""
+
+import math
+from typing import Literal
+
+from loadwise.kernel.errors import ConfigError
+from loadwise.kernel.fact import Fact
+from loadwise.policy.context import ContextSpec
+from loadwise.policy.registry import PolicySpec
+from loadwise.policy.reward import RewardSpec
+
+FeedbackArm = Literal["delayed", "batch_sync", "per_slot", "sequential"]
+
+
+def _positive(where: str, **value_by_name: float) -> None:
+    for name, value in value_by_name.items():
+        if not (math.isfinite(value) and value > 0):
+            raise ConfigError(f"{where}.{name} is {value!r}; it must be a finite number > 0")
+
+
+class FeedbackConfig(Fact, frozen=True, kw_only=True):
+    """When new programs may start with respect to verdicts still out (ORACLE, section 3.2 and appendix E.9)."""
+
+    arm: FeedbackArm = "delayed"
+    size: int = 1
+    """Batch size of `batch_sync`, number of learners of `per_slot`."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.size <= 4096:
+            raise ConfigError(f"router.feedback.size is {self.size!r}; it must be 1 to 4096")
+
+
+class SelectorConfig(Fact, frozen=True, kw_only=True):
+    """A user's selector behind HTTP: asked once a program, with a time limit; the router's policy is the fallback."""
+
+    url: str
+    timeout_s: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")):
+            raise ConfigError(f"router.selector.url is {self.url!r}; it must start with http:// or https://")
+        _positive("router.selector", timeout_s=self.timeout_s)
+
+
+class TradeConfig(Fact, frozen=True, kw_only=True):
+    """The one trade of the three papers: seconds of waiting against success.
+
+    `seconds_per_point` says how many seconds one percentage point of success is worth; the papers' own knobs follow
+    from it unless they are given.
+    """
+
+    seconds_per_point: float = 6.0
+    wait_reference_s: float = 600.0
+    """ORACLE's w0."""
+    beta: float | None = None
+    """ORACLE's weight of waiting: beta = w0 / (w0 + 100 seconds_per_point)."""
+    backpressure: float | None = None
+    """DEALS' V: queued tasks that one unit of success is worth, C (1-beta) w0 / (beta S)."""
+    multiplier: float | None = None
+    """InfraMind's starting lambda for a time budget: budget_s / (100 seconds_per_point)."""
+
+    def __post_init__(self) -> None:
+        _positive("router", seconds_per_point=self.seconds_per_point, wait_reference_s=self.wait_reference_s)
+        if self.beta is not None and not (math.isfinite(self.beta) and 0.0 <= self.beta <= 1.0):
+            raise ConfigError(f"router.beta is {self.beta!r}; it must be in [0, 1]")
+        for name in ("backpressure", "multiplier"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise ConfigError(f"router.{name} is {value!r}; it must be a finite number >= 0")
+
+    @property
+    def wait_weight(self) -> float:
+        """ORACLE's beta, given or derived.
+
+        >>> TradeConfig().wait_weight
+        0.5
+        """
+        if self.beta is not None:
+            return self.beta
+        return self.wait_reference_s / (self.wait_reference_s + 100.0 * self.seconds_per_point)
+
+    def backpressure_weight(self, *, slots: int, service_s: float) -> float:
+        """DEALS' V, given or derived, for an agent with `slots` slots and `service_s` mean seconds a task.
+
+        >>> TradeConfig().backpressure_weight(slots=4, service_s=30.0)
+        80.0
+        """
+        if self.backpressure is not None:
+            return self.backpressure
+        beta = self.wait_weight
+        if beta == 0.0:
+            return math.inf
+        return slots * (1.0 - beta) * self.wait_reference_s / (beta * service_s)
+
+    def start_multiplier(self, *, budget_s: float) -> float:
+        """InfraMind's lambda at the start of training, given or derived, for a time budget.
+
+        >>> TradeConfig().start_multiplier(budget_s=120.0)
+        0.2
+        """
+        if self.multiplier is not None:
+            return self.multiplier
+        return budget_s / (100.0 * self.seconds_per_point)
+
+
+class RouterConfig(Fact, frozen=True, kw_only=True):
+    """Everything under `router:`, after presets have been laid below it."""
+
+    policy: PolicySpec = PolicySpec(name="linucb")
+    replica_policy: PolicySpec = PolicySpec(name="least_loaded")
+    """How a backend is chosen among those that serve the chosen model."""
+    context: ContextSpec = ContextSpec()
+    feedback: FeedbackConfig = FeedbackConfig()
+    selector: SelectorConfig | None = None
+    reward: RewardSpec = RewardSpec()
+    trade: TradeConfig = TradeConfig()
+    admission_ratio: float = 0.85
+    """Share of a backend's KV tokens at which admission stops (ORACLE, B.2)."""
+    expected_tokens: int = 8000
+    """Prior of a program's peak context (ORACLE's c0)."""
+    hold_max_s: float = 60.0
+    held_max: int = 10_000
+    """Turns held at once over all models."""
+    attempts_max: int = 3
+    idle_s: float = 900.0
+    """A program without a turn for so long has ended."""
+    park_s: float = 120.0
+    """An idle program gives its reservation back after so long; its next turn is admitted anew."""
+    verdict_max_s: float = 3600.0
+    """A verdict that has not come after so long is lost: the decision is undone."""
+    budget_s: float | None = None
+    """Default time budget of a program, waiting included."""
+    budget_credit: Literal["fail", "censor"] = "censor"
+    """What a program out of budget teaches: `fail` credits 0 (ORACLE), `censor` teaches nothing."""
+    programs_max: int = 100_000
+    """Open programs; at the limit the one that is idle longest is ended."""
+    verifying_max: int = 50_000
+    """Ended programs that wait for a verdict; at the limit the oldest is censored."""
+    closed_max: int = 10_000
+    closed_s: float = 3600.0
+    """How many closed programs stay in memory, and how long."""
+    signal_max_age_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        _positive(
+            "router",
+            hold_max_s=self.hold_max_s,
+            idle_s=self.idle_s,
+            park_s=self.park_s,
+            verdict_max_s=self.verdict_max_s,
+            closed_s=self.closed_s,
+            signal_max_age_s=self.signal_max_age_s,
+        )
+        if self.budget_s is not None:
+            _positive("router", budget_s=self.budget_s)
+        if not (math.isfinite(self.admission_ratio) and 0.0 < self.admission_ratio <= 1.0):
+            raise ConfigError(f"router.admission_ratio is {self.admission_ratio!r}; it must be in (0, 1]")
+        for name in ("expected_tokens", "held_max", "attempts_max", "programs_max", "verifying_max", "closed_max"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"router.{name} is {getattr(self, name)!r}; it must be >= 1")

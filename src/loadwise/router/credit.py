@@ -1,0 +1,146 @@
+"""Decisions that await their verdict, and what a verdict earns.
+
+One learner is shared by all programs (ORACLE, section 4.2.2) unless the arm `per_slot` gives every slot its own. A
+pending decision keeps the context it was made in, because credit belongs to that context and to the model that ran.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from loadwise.kernel.fact import Fact
+from loadwise.kernel.ids import DecisionId, ModelId, ProgramId
+from loadwise.kernel.streams import Generator, Streams
+from loadwise.policy.base import Candidate, Choice, Context, Feedback, Policy, Vector
+from loadwise.policy.registry import PolicySpec, make_policy
+
+from .config import RouterConfig
+
+
+class Pending:
+    """One decision without its verdict."""
+
+    __slots__ = ("choice", "decision_id", "learner_version", "model", "program_id", "slot", "x")
+
+    def __init__(
+        self,
+        *,
+        decision_id: DecisionId,
+        program_id: ProgramId,
+        model: ModelId,
+        x: Vector,
+        slot: int,
+        choice: Choice | None,
+        learner_version: str,
+    ) -> None:
+        self.decision_id = decision_id
+        self.program_id = program_id
+        self.model = model
+        self.x = x
+        self.slot = slot
+        self.choice = choice
+        """Kept only while its propensities are still to be estimated."""
+        self.learner_version = learner_version
+
+
+class CreditState(Fact, frozen=True, kw_only=True):
+    """A dump of `Credit`."""
+
+    version: str
+    learners: list[bytes]
+    pending: list[tuple[int, str, str, list[float], int, Choice | None, str]]
+    n_landed: int
+    n_undone: int
+
+
+class Credit:
+    """The learners and the decisions they wait for."""
+
+    def __init__(self, config: RouterConfig, streams: Streams) -> None:
+        self._reward = config.reward
+        self._streams = streams
+        n_learners = config.feedback.size if config.feedback.arm == "per_slot" else 1
+        self.learners: list[Policy] = [make_policy(config.policy, config.context) for _ in range(n_learners)]
+        self.version = f"{config.policy.name}-{_digest(config.policy)}/{config.context.version}"
+        self.pending_by_decision: dict[DecisionId, Pending] = {}
+        self.n_landed = 0
+        self.n_undone = 0
+
+    def choose(self, context: Context, candidates: Sequence[Candidate], slot: int, rng: Generator) -> Choice:
+        """Ask the slot's learner."""
+        return self.learners[slot].choose(context, candidates, rng)
+
+    def await_verdict(self, pending: Pending) -> None:
+        """Count a decision as made: its learner hears of it now, its verdict comes later."""
+        self.pending_by_decision[pending.decision_id] = pending
+        self.learners[pending.slot].observe(pending.decision_id, pending.model, pending.x)
+
+    def land(self, decision_id: DecisionId, success: float, cost_usd: float) -> float | None:
+        """Learn from a verdict. Returns the reward, or None where the decision is not pending (law L11)."""
+        pending = self.pending_by_decision.pop(decision_id, None)
+        if pending is None:
+            return None
+        value = self._reward.reward(success, cost_usd)
+        if pending.learner_version == self.version:
+            feedback = Feedback(decision_id=decision_id, candidate=pending.model, x=pending.x, reward=value)
+            self.learners[pending.slot].learn(feedback)
+        self.n_landed += 1
+        return value
+
+    def undo(self, decision_id: DecisionId | None) -> None:
+        """The decision will never be judged."""
+        pending = None if decision_id is None else self.pending_by_decision.pop(decision_id, None)
+        if pending is None:
+            return
+        if pending.learner_version == self.version:
+            self.learners[pending.slot].undo(pending.decision_id, pending.model, pending.x)
+        self.n_undone += 1
+
+    def late_propensities(self, decision_id: DecisionId | None) -> tuple[float, ...] | None:
+        """Estimate propensities that were too costly on the decision path; None where they are known already."""
+        pending = None if decision_id is None else self.pending_by_decision.get(decision_id)
+        if pending is None or pending.choice is None:
+            return None
+        choice, pending.choice = pending.choice, None
+        rng = self._streams.at("propensity", pending.decision_id)
+        return self.learners[pending.slot].propensities(choice, rng)
+
+    def dump(self) -> CreditState:
+        """State as plain values."""
+        rows: list[tuple[int, str, str, list[float], int, Choice | None, str]] = [
+            (p.decision_id, p.program_id, p.model, p.x.tolist(), p.slot, p.choice, p.learner_version)
+            for p in self.pending_by_decision.values()
+        ]
+        return CreditState(
+            version=self.version,
+            learners=[learner.dump() for learner in self.learners],
+            pending=rows,
+            n_landed=self.n_landed,
+            n_undone=self.n_undone,
+        )
+
+    def load(self, state: CreditState) -> None:
+        """Continue from a dump. Learners of another version are not taken over: a new learner version begins."""
+        if state.version == self.version and len(state.learners) == len(self.learners):
+            for learner, dumped in zip(self.learners, state.learners, strict=True):
+                learner.load(dumped)
+        self.pending_by_decision = {
+            DecisionId(row[0]): Pending(
+                decision_id=DecisionId(row[0]),
+                program_id=ProgramId(row[1]),
+                model=ModelId(row[2]),
+                x=np.asarray(row[3], dtype=np.float64),
+                slot=row[4],
+                choice=row[5],
+                learner_version=row[6],
+            )
+            for row in state.pending
+        }
+        self.n_landed, self.n_undone = state.n_landed, state.n_undone
+
+
+def _digest(policy: PolicySpec) -> str:
+    """Eight hexadecimal digits that change with the policy's options: another option, another learner."""
+    return hashlib.sha256(msgspec.json.encode(policy, order="deterministic")).hexdigest()[:8]

@@ -1,0 +1,151 @@
+"""What the router knows of one program and one turn, and the moves a program may make.
+
+Every rule about states stands in `TRANSITIONS`; the machine only says `move`.
+"""
+
+import msgspec
+
+from loadwise.kernel.commands import ProgramRecord
+from loadwise.kernel.errors import LawBroken
+from loadwise.kernel.ids import BackendId, DecisionId, ModelId, ProgramId, TurnId
+from loadwise.kernel.work import EndReason, ProgramState, Verdict
+
+_S = ProgramState
+
+TRANSITIONS: dict[ProgramState, frozenset[ProgramState]] = {
+    _S.ARRIVED: frozenset({_S.ROUTED, _S.REJECTED, _S.CANCELLED, _S.TIMED_OUT, _S.FAILED}),
+    _S.ROUTED: frozenset({_S.HELD, _S.ADMITTED, _S.REJECTED, _S.FAILED, _S.CANCELLED}),
+    _S.HELD: frozenset({_S.ADMITTED, _S.REJECTED, _S.FAILED, _S.CANCELLED, _S.TIMED_OUT, _S.ENDED}),
+    _S.ADMITTED: frozenset({_S.RUNNING}),
+    _S.RUNNING: frozenset({_S.ARRIVED, _S.HELD, _S.ENDED, _S.REJECTED, _S.FAILED, _S.CANCELLED, _S.TIMED_OUT}),
+    _S.ENDED: frozenset({_S.VERIFYING}),
+    _S.VERIFYING: frozenset({_S.CLOSED, _S.CENSORED}),
+    _S.CLOSED: frozenset(),
+    _S.REJECTED: frozenset(),
+    _S.FAILED: frozenset(),
+    _S.TIMED_OUT: frozenset(),
+    _S.CANCELLED: frozenset(),
+    _S.CENSORED: frozenset(),
+}
+
+TURN_KEY_PREFIX = "\x1fturn:"
+
+OPEN_STATES = frozenset({_S.ARRIVED, _S.ROUTED, _S.HELD, _S.ADMITTED, _S.RUNNING})
+FORGOTTEN_STATES = frozenset({_S.REJECTED, _S.FAILED})
+"""A program that never got an answer leaves no trace: the client's retry with the same id is a new program."""
+
+
+class Program(msgspec.Struct, kw_only=True):
+    """One row of the program table."""
+
+    program_id: ProgramId
+    arrived_at_s: float
+    active_at_s: float
+    """When its last turn arrived or ended."""
+    is_implicit: bool = False
+    is_pinned: bool = False
+    tenant: str = ""
+    task_type: str | None = None
+    domain: str | None = None
+    components: tuple[float, ...] = ()
+    state: ProgramState = _S.ARRIVED
+    model: ModelId | None = None
+    backend_id: BackendId | None = None
+    is_reserved: bool = False
+    """Whether the program itself holds a reservation on `backend_id`."""
+    decision_id: DecisionId | None = None
+    verifier: str | None = None
+    open_turns: list[TurnId] = []
+    n_covered: int = 0
+    """Attempts in flight under the program's own reservation."""
+    context_tokens: int = 0
+    peak_tokens: int = 0
+    n_turns: int = 0
+    """Completed turns."""
+    n_failed_turns: int = 0
+    tried_models: list[ModelId] = []
+    """Models that failed before the first answer."""
+    is_timing_out: bool = False
+    """Its budget is used up: it is remembered even without an answer."""
+    wait_s: float = 0.0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    cost_usd: float = 0.0
+    ended_at_s: float | None = None
+    end_reason: EndReason | None = None
+    verdict: Verdict | None = None
+    reward: float | None = None
+    is_credited: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it still takes turns."""
+        return self.state in OPEN_STATES
+
+    def move(self, state: ProgramState) -> None:
+        """Change the state along the table.
+
+        Raises:
+            LawBroken: the table has no such move.
+        """
+        if state not in TRANSITIONS[self.state]:
+            raise LawBroken("transition", f"program {self.program_id!r} cannot go from {self.state} to {state}")
+        self.state = state
+
+    def record(self) -> ProgramRecord:
+        """The program as it is shown and archived."""
+        return ProgramRecord(
+            program_id=self.program_id,
+            state=self.state,
+            model=self.model,
+            backend_id=self.backend_id,
+            decision_id=self.decision_id,
+            verifier=self.verifier,
+            task_type=self.task_type,
+            domain=self.domain,
+            tenant=self.tenant,
+            arrived_at_s=self.arrived_at_s,
+            ended_at_s=self.ended_at_s,
+            end_reason=self.end_reason,
+            n_turns=self.n_turns,
+            n_failed_turns=self.n_failed_turns,
+            wait_s=self.wait_s,
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.completion_tokens,
+            cached_tokens=self.cached_tokens,
+            cost_usd=self.cost_usd,
+            verdict=self.verdict,
+            reward=self.reward,
+            is_credited=self.is_credited,
+        )
+
+
+class Turn(msgspec.Struct, kw_only=True):
+    """One open turn."""
+
+    turn_id: TurnId
+    program_id: ProgramId
+    arrived_at_s: float
+    model: ModelId | None = None
+    """The model it runs on; differs from the program's for a turn pinned elsewhere (a *side turn*)."""
+    is_side: bool = False
+    prompt_tokens: int = 0
+    is_final: bool = False
+    priority: int = 0
+    attempt: int = 0
+    backend_id: BackendId | None = None
+    """Where an attempt runs now."""
+    has_own_reservation: bool = False
+    """Covered under `key` instead of the program's reservation."""
+    is_held: bool = False
+    wait_s: float = 0.0
+    tried: list[BackendId] = []
+    """Backends on which it failed."""
+    last_status: int = 0
+    last_failure: str = ""
+
+    @property
+    def key(self) -> str:
+        """Under which its own reservation is held; no program id may contain the control character."""
+        return f"{TURN_KEY_PREFIX}{self.turn_id}"

@@ -1,0 +1,310 @@
+"""From a pool file to a stack: strict, with presets laid below what the user says.
+
+An unknown key is an error that lists the valid ones. Presets are data (`presets/*.yaml`): each is a mapping of the same
+shape as a pool file, and every explicit value wins over it.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin
+
+import msgspec
+import yaml
+
+from loadwise.kernel.errors import ConfigError
+from loadwise.kernel.fact import Fact
+from loadwise.kernel.pool import BackendSpec, ModelSpec
+from loadwise.kernel.stack import Stack
+from loadwise.policy.registry import PolicySpec, make_policy, named_candidates
+from loadwise.router.config import RouterConfig
+from loadwise.router.machine import EXTERNAL, Router
+
+_T = TypeVar("_T")
+
+DEFAULT_PRESET = "loadwise"
+
+VERIFIER_KINDS = (
+    EXTERNAL,
+    "exact",
+    "choice",
+    "numeric",
+    "math",
+    "code",
+    "patch",
+    "container",
+    "state",
+    "judge",
+    "command",
+    "webhook",
+    "human",
+    "fusion",
+)
+
+_LIFTED = {
+    "seconds_per_point": "trade",
+    "beta": "trade",
+    "wait_reference_s": "trade",
+    "backpressure": "trade",
+    "multiplier": "trade",
+    "cost_weight": "reward",
+    "cost_scale_usd": "reward",
+    "cost_clip": "reward",
+}
+"""Keys that a pool file writes flat under `router:`, and the struct that holds them."""
+_RENAMED = {"cost_scale_usd": "scale_usd", "cost_clip": "clip"}
+_POLICY_SHORTHANDS = {"exploration": "alpha", "exploration_floor": "exploration_floor"}
+"""Keys under `router:` that are options of the policy."""
+
+
+class VerifierSpec(Fact, frozen=True, kw_only=True):
+    """Who judges programs of a task type."""
+
+    kind: str = EXTERNAL
+    """`external`: somebody reports verdicts over HTTP. Other kinds are run by the verification subsystem."""
+    run: str | None = None
+    url: str | None = None
+    timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in VERIFIER_KINDS:
+            raise ConfigError(f"verifier kind {self.kind!r} is unknown; known: {', '.join(VERIFIER_KINDS)}")
+
+
+class TaskTypeSpec(Fact, frozen=True, kw_only=True):
+    """One entry under `task_types:`."""
+
+    examples: tuple[str, ...] = ()
+    verifier: VerifierSpec = VerifierSpec()
+
+
+class Config(Fact, frozen=True, kw_only=True):
+    """A whole pool file, presets applied."""
+
+    models: dict[str, ModelSpec]
+    backends: tuple[BackendSpec, ...]
+    router: RouterConfig = RouterConfig()
+    task_types: dict[str, TaskTypeSpec] = {}
+    preset: str = DEFAULT_PRESET
+    gateway: dict[str, Any] = {}
+    """Checked by the gateway, which alone knows its keys."""
+
+    def __post_init__(self) -> None:
+        if not self.models:
+            raise ConfigError("models is empty; a pool needs at least one model")
+        for name in self.models:
+            if not name or len(name) > 128 or name in ("auto", "team", "mesh"):
+                raise ConfigError(f"a model is named {name!r}; names have 1 to 128 characters, not auto, team or mesh")
+        seen: set[str] = set()
+        for backend in self.backends:
+            if backend.name in seen:
+                raise ConfigError(f"two backends are named {backend.name!r}; names must differ")
+            seen.add(backend.name)
+            if backend.model not in self.models:
+                known = ", ".join(self.models)
+                raise ConfigError(f"backend {backend.name!r} serves {backend.model!r}, which is not in models: {known}")
+        for candidate in named_candidates(self.router.policy):
+            if candidate not in self.models:
+                raise ConfigError(
+                    f"router.policy names {candidate!r}, which is not in models: {', '.join(self.models)}"
+                )
+
+    def digest(self) -> str:
+        """Sixteen hexadecimal digits that change with the configuration of the stack."""
+        return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:16]
+
+
+def load_config(path: str | Path) -> Config:
+    """Read a pool file.
+
+    Raises:
+        ConfigError: it cannot be read, is not YAML, or says something that is not allowed.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"pool file {str(path)!r} cannot be read: {error}") from error
+    return parse_config(parse_yaml(text, where=str(path)), where=str(path))
+
+
+def parse_yaml(text: str, *, where: str) -> dict[str, Any]:
+    """Parse a YAML mapping; a key that is written twice is an error."""
+    try:
+        loaded = yaml.load(text, Loader=_StrictLoader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{where} is not valid YAML: {error}") from error
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"{where} holds {type(loaded).__name__}; it must be a mapping")
+    return loaded
+
+
+def parse_config(mapping: Mapping[str, Any], *, where: str = "config") -> Config:
+    """Lay the preset below what is said, and check every key and value.
+
+    >>> config = parse_config({"models": {"m": {}}, "backends": [{"name": "a", "model": "m"}]})
+    >>> config.router.policy.name, config.router.trade.wait_weight
+    ('linucb', 0.5)
+    """
+    said = dict(mapping)
+    preset = said.get("preset", DEFAULT_PRESET)
+    if preset not in preset_names():
+        raise ConfigError(f"{where}: preset {preset!r} is unknown; known: {', '.join(preset_names())}")
+    laid = {key: value for key, value in read_preset(preset).items() if key != "description"}
+    router = _merge_router(laid.get("router") or {}, said.get("router") or {}, where)
+    merged: dict[str, Any] = {**laid, **said}
+    task_types = said.get("task_types") or {}
+    if router or task_types:
+        merged["router"] = _shape_router(router, task_types, where)
+    merged.setdefault("backends", [])
+    merged.setdefault("models", {})
+    return convert(merged, Config, where=where)
+
+
+def open_stack(config: Config | Mapping[str, Any] | str | Path, seed: int = 0) -> Stack:
+    """Build the stack of machines for a configuration, ready for its first event.
+
+    Args:
+        config: a `Config`, a mapping of the pool file's shape, or a path to one.
+        seed: fixes all chance; equal seeds and equal events give equal commands.
+    """
+    if isinstance(config, str | Path):
+        config = load_config(config)
+    elif not isinstance(config, Config):
+        config = parse_config(config)
+    verifiers = {name: spec.verifier.kind for name, spec in config.task_types.items()}
+    router = Router(config.models, config.backends, config.router, verifiers, seed)
+    return Stack({"router": router}, dict.fromkeys(router.heard_events, "router"))
+
+
+def config_from_builtins(plain: Any) -> Config:
+    """Rebuild a configuration from a journal's header, presets already applied."""
+    return convert(plain, Config, where="journal header")
+
+
+def preset_names() -> tuple[str, ...]:
+    """Every preset, sorted."""
+    files = resources.files("loadwise").joinpath("presets").iterdir()
+    return tuple(sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml")))
+
+
+def read_preset(name: str) -> dict[str, Any]:
+    """A preset's data; it has a `description` besides the keys of a pool file."""
+    text = resources.files("loadwise").joinpath("presets", f"{name}.yaml").read_text(encoding="utf-8")
+    return parse_yaml(text, where=f"preset {name}")
+
+
+def convert(value: Any, kind: type[_T], *, where: str) -> _T:
+    """Convert plain data to a strict struct; errors name the place, the value's trouble and the valid keys."""
+    _check_keys(value, kind, where)
+    try:
+        return msgspec.convert(value, kind, strict=True)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error.message}") from error
+
+
+def _merge_router(laid: Any, said: Any, where: str) -> dict[str, Any]:
+    if not isinstance(said, Mapping):
+        raise ConfigError(f"{where}: router is {said!r}; it must be a mapping")
+    merged = {**laid, **said}
+    below, above = _policy(laid.get("policy")), _policy(said.get("policy"))
+    if below and above and below["name"] == above["name"]:
+        merged["policy"] = {**below, **above}
+    return merged
+
+
+def _policy(said: Any) -> dict[str, Any]:
+    if said is None:
+        return {}
+    if isinstance(said, str):
+        return {"name": said}
+    if not isinstance(said, Mapping) or not isinstance(said.get("name"), str):
+        raise ConfigError(f"a policy is {said!r}; it must be a name, or a mapping with a name and options")
+    return dict(said)
+
+
+def _shape_router(flat: dict[str, Any], task_types: Any, where: str) -> dict[str, Any]:
+    """Turn the flat mapping of a pool file into the router's own structs."""
+    router: dict[str, Any] = {}
+    policy = _policy(flat.get("policy")) or {"name": "linucb"}
+    for key, value in flat.items():
+        if key in _LIFTED:
+            router.setdefault(_LIFTED[key], {})[_RENAMED.get(key, key)] = value
+        elif key in _POLICY_SHORTHANDS:
+            policy[_POLICY_SHORTHANDS[key]] = value
+        elif key == "replica_policy":
+            router[key] = _shape_policy(_policy(value))
+        elif key == "feedback" and isinstance(value, str):
+            router[key] = {"arm": value}
+        elif key != "policy":
+            router[key] = value
+    router["policy"] = _shape_policy(policy)
+    _require_makeable(router["policy"], where)
+    context = dict(router.get("context") or {})
+    if isinstance(task_types, Mapping):
+        context.setdefault("task_types", list(task_types))
+    router["context"] = context
+    return router
+
+
+def _shape_policy(policy: dict[str, Any]) -> dict[str, Any]:
+    options = {**policy.get("options", {}), **{k: v for k, v in policy.items() if k not in ("name", "options")}}
+    return {"name": policy["name"], "options": options}
+
+
+def _require_makeable(policy: dict[str, Any], where: str) -> None:
+    try:
+        make_policy(PolicySpec(name=policy["name"], options=policy["options"]))
+    except ConfigError as error:
+        raise ConfigError(f"{where}: router.policy: {error.message}") from error
+
+
+def _check_keys(value: Any, kind: Any, where: str) -> None:
+    """Find unknown keys before msgspec does, to list the valid ones."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        for arg in args:
+            if isinstance(arg, type) and issubclass(arg, msgspec.Struct):
+                _check_keys(value, arg, where)
+    elif origin is dict and isinstance(value, Mapping):
+        for key, item in value.items():
+            _check_keys(item, args[1], f"{where}: {key}")
+    elif origin in (tuple, list) and isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            _check_keys(item, args[0], f"{where}[{index}]")
+    elif isinstance(kind, type) and issubclass(kind, msgspec.Struct) and isinstance(value, Mapping):
+        _check_struct_keys(value, kind, where)
+
+
+def _check_struct_keys(value: Mapping[Any, Any], kind: type[msgspec.Struct], where: str) -> None:
+    field_by_name = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    valid = sorted(field_by_name)
+    if kind is RouterConfig:
+        valid = sorted({*valid, *_LIFTED, *_POLICY_SHORTHANDS} - {"trade", "reward"})
+    for key, item in value.items():
+        if key not in field_by_name:
+            raise ConfigError(f"{where}: unknown key {key!r}; valid keys: {', '.join(valid)}")
+        _check_keys(item, field_by_name[key].type, f"{where}: {key}")
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML without silent overwriting."""
+
+
+def _mapping_without_duplicates(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: set[Any] = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        if isinstance(key, str | int | float | bool) and key in seen:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"the key {key!r} is written twice", key_node.start_mark
+            )
+        if isinstance(key, str | int | float | bool):
+            seen.add(key)
+    return loader.construct_mapping(node, deep=True)
+
+
+_StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping_without_duplicates)
