@@ -1,0 +1,1 @@
+"""The live host: one endpoint, one owner of the stack, relays that carry bytes."""

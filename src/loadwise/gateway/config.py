@@ -1,0 +1,46 @@
+"""What `gateway:` in a pool file may say; every default of the live host stands here and nowhere else."""
+
+import math
+from typing import Literal
+
+from loadwise.kernel.errors import ConfigError
+from loadwise.kernel.fact import Fact
+
+
+class GatewayConfig(Fact, frozen=True, kw_only=True):
+    """Where to listen, what to refuse, where to remember."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    journal: str | None = "loadwise-journal"
+    """Directory of the journal, or null: then nothing survives a restart."""
+    keep_segments: int | None = None
+    """Closed journal segments to keep; null keeps all."""
+    seed: int = 0
+    key_env: str | None = None
+    """Environment variable with the API keys that clients may use, separated by commas; null lets everybody in."""
+    embedder: Literal["none", "hash", "minilm"] = "hash"
+    """What turns a program's first request into components of its context."""
+    probe_interval_s: float = 0.5
+    body_max_bytes: int = 32 * 1024 * 1024
+    headers_max_bytes: int = 64 * 1024
+    connections_max: int = 4096
+    answer_max_bytes: int = 64 * 1024 * 1024
+    """A whole answer that is not streamed; beyond it the engine counts as broken."""
+    upstream_connections_max: int = 1024
+    """Connections to one backend."""
+    grace_s: float = 10.0
+    """How long a stopping gateway lets open turns finish."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"gateway.port is {self.port!r}; it must be 0 to 65535")
+        if self.keep_segments is not None and self.keep_segments < 1:
+            raise ConfigError(f"gateway.keep_segments is {self.keep_segments!r}; it must be >= 1")
+        for name in ("probe_interval_s", "grace_s"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ConfigError(f"gateway.{name} is {value!r}; it must be a finite number > 0")
+        for name in self.__struct_fields__:
+            if name.endswith(("_max_bytes", "_max")) and getattr(self, name) < 1:
+                raise ConfigError(f"gateway.{name} is {getattr(self, name)!r}; it must be >= 1")
