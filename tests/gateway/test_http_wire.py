@@ -1,0 +1,106 @@
+"""Header blocks, the coarse clock, status lines, error bodies."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from loadwise.wire.heads import HOP_BY_HOP, StatusLines, Ticker, error_body, header_block
+
+_TOKEN = st.text(alphabet="abcXYZ019-_.!#$%&'*+^`|~", min_size=1, max_size=12)
+_VALUE = st.text(alphabet=st.characters(codec="latin-1", exclude_categories=["Cc"]), max_size=40)
+
+
+@given(st.lists(st.tuples(_TOKEN, _VALUE), max_size=6))
+def test_header_block_keeps_every_pair(pairs: list[tuple[str, str]]) -> None:
+    """Each pair becomes one line, in order."""
+    lines = header_block(pairs).split(b"\r\n")
+    assert lines.pop() == b""
+    assert lines == [f"{name}: {value}".encode("latin-1") for name, value in pairs]
+
+
+@given(st.text(max_size=20), st.text(max_size=20))
+def test_header_block_cannot_be_made_to_forge_a_line(name: str, value: str) -> None:
+    """Whatever text is given, the result is one line or a refusal."""
+    try:
+        block = header_block([(name, value)])
+    except ValueError:
+        return
+    assert block.count(b"\r") == block.count(b"\n") == 1 and block.endswith(b"\r\n") and b"\x00" not in block
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("", "x"),
+        ("a b", "x"),
+        ("a:", "x"),
+        ("é", "x"),
+        ("a", "x\r\nb: c"),
+        ("a", "x\ny"),
+        ("a", "\x00"),
+        ("a", "€"),
+    ],
+)
+def test_header_block_names_what_it_refuses(name: str, value: str) -> None:
+    """A bad name or value raises and the message shows it."""
+    with pytest.raises(ValueError) as caught:
+        header_block([(name, value)])
+    assert repr(value) in str(caught.value) or repr(name) in str(caught.value)
+
+
+def test_hop_by_hop_names_are_lower_case() -> None:
+    """The set can be asked with the names of an exchange."""
+    assert all(name == name.lower() for name in HOP_BY_HOP) and b"transfer-encoding" in HOP_BY_HOP
+
+
+def test_ticker_tells_every_watcher_once_a_tick_and_none_that_left() -> None:
+    """A watcher that forgets another in mid-tick does not disturb the sweep."""
+    ticker = Ticker()
+    heard: list[tuple[str, float]] = []
+
+    def first(now_s: float) -> None:
+        heard.append(("first", now_s))
+        ticker.forget(second)
+
+    def second(now_s: float) -> None:
+        heard.append(("second", now_s))
+
+    ticker.watch(first)
+    ticker.watch(second)
+    ticker.watch(second)
+    ticker.tick(1.0)
+    ticker.tick(2.0)
+    assert heard == [("first", 1.0), ("second", 1.0), ("first", 2.0)]
+    assert ticker.now_s == 2.0
+
+
+@pytest.mark.parametrize("period_s", [0.0, -1.0, float("nan"), float("inf")])
+def test_ticker_refuses_a_period_that_is_none(period_s: float) -> None:
+    """A sweep without pause or without end is an error at once."""
+    with pytest.raises(ValueError, match="period_s"):
+        Ticker(period_s)
+
+
+def test_status_lines_carry_the_date_of_their_second() -> None:
+    """The cached line is renewed when the second changes, and only then."""
+    lines = StatusLines()
+    lines.renew(0.0)
+    line = lines[200]
+    assert line == b"HTTP/1.1 200 OK\r\ndate: Thu, 01 Jan 1970 00:00:00 GMT\r\n"
+    lines.renew(0.9)
+    assert lines[200] is line
+    lines.renew(1.0)
+    assert lines[200] == line.replace(b"00:00:00", b"00:00:01")
+
+
+def test_status_lines_know_no_reason_for_odd_codes_but_write_them() -> None:
+    """An engine's own status passes through."""
+    assert StatusLines()[529].startswith(b"HTTP/1.1 529 ")
+
+
+@given(st.text(), st.text(), st.text(), st.none() | st.text())
+def test_error_body_has_the_four_fields_clients_read(message: str, kind: str, code: str, param: str | None) -> None:
+    """Every error is the OpenAI shape, whatever the texts hold."""
+    error = json.loads(error_body(message, kind, code, param))["error"]
+    assert error == {"message": message, "type": kind, "param": param, "code": code}
