@@ -109,7 +109,7 @@ class ContextSpec(Fact, frozen=True, kw_only=True):
             if name in names:
                 x[at + names.index(name)] = 1.0
             at += len(names)
-        if components:
+        if len(components):
             block = np.asarray(components, dtype=np.float64)
             if np.abs(block).max() <= COMPONENT_MAX:  # false for a NaN
                 x[at : at + len(components)] = block
