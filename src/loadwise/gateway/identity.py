@@ -5,8 +5,8 @@ known conversation that the request continues; else the request is its own progr
 
 Theory of operation of the prefix rule. Agents append to their conversation, so a request without a name continues a
 program if it extends, by at least one message, the *whole* list of exactly one open program under the same key: what
-was asked before and the reply that we relayed. Messages are compared by a normal form, because clients rewrite what they
-send back. A list is known by a chained hash, so a lookup costs one hash per message. A program whose next turn is open
+was asked before and the reply that we relayed. Messages are compared by a normal form, because clients rewrite what
+they send back. A list is known by a chained hash, so a lookup costs one hash per message. A program whose next turn is open
 is not found (its list is about to change); two programs with equal lists are both not found: a wrong merge poisons
 credit, a missed one only starts a new program. Agents that compact their history begin a new program unless they send a
 name; `n_unmatched` counts conversations that arrive in the middle.

@@ -1,9 +1,9 @@
 """OpenAI's dialect: reads only what we need of a request, forwards the rest byte for byte, reads usage from answers.
 
 A body is split once into its top-level fields, each kept as the bytes that the client wrote: a number, a nested object
-or a field we have never heard of reaches the engine exactly as it was. Only `model` is replaced by the engine's own name
-for it, `program_id` (ours) is taken out, and `stream_options.include_usage` is set where the client did not ask for usage
-in a stream, because credit and reservations need it; the extra chunk is then kept from the client.
+or a field we have never heard of reaches the engine exactly as it was. Only `model` is replaced by the engine's own
+name for it, `program_id` (ours) is taken out, and `stream_options.include_usage` is set where the client did not ask
+for usage in a stream, because credit and reservations need it; the extra chunk is then kept from the client.
 """
 
 import re

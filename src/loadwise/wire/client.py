@@ -20,7 +20,7 @@ How to use it (all of it on one event loop; callbacks are called on that loop, n
     answer = await upstream.get("/metrics", from_root=True)  # beside the base path, not below it
     await upstream.close()
 
-`headers` is a header block (`http_wire.header_block`); host and content-length are written here. No callback
+`headers` is a header block (`loadwise.wire.heads.header_block`); host and content-length are written here. No callback
 comes before `send` has returned. `on_error` kinds: `refused` (no connection: port closed, name unknown, TLS
 failed, too many waiting), `connect_timeout`, `first_byte_timeout` (no byte of the *body*, as servers send
 heads early), `idle_timeout` (between bytes, not while paused), `reset`, `truncated` (ended in the middle),

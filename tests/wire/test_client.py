@@ -11,6 +11,7 @@ import pytest
 import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
+
 from loadwise.wire.attempt import EngineConnection
 from loadwise.wire.client import (
     Attempt,

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
+
 from loadwise.wire.client import Attempt, Timeouts, Upstream, UpstreamError, UpstreamLimits
 from loadwise.wire.heads import EVENT_STREAM, JSON_TYPE
 from loadwise.wire.server import Exchange, Limits, Server

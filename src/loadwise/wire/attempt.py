@@ -36,7 +36,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Sink(Protocol):
-    """Who hears of an attempt; see the docstring of `http_client`."""
+    """Who hears of an attempt; see the docstring of `client`."""
 
     def on_head(self, status: int, headers: dict[bytes, bytes], /) -> None: ...
 

@@ -23,7 +23,7 @@ _WITHOUT_BODY = frozenset((204, 304))
 class Exchange:
     """A request, the means to answer it, and news of the client while it waits.
 
-    All header arguments are header blocks (see `http_wire`): bytes of complete lines, trusted. Length,
+    All header arguments are header blocks (see `loadwise.wire.heads`): bytes of complete lines, trusted. Length,
     framing, date and connection lines are written by the exchange, never by the caller.
     """
 

@@ -5,6 +5,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from loadwise.wire.heads import HOP_BY_HOP, StatusLines, Ticker, error_body, header_block
 
 _TOKEN = st.text(alphabet="abcXYZ019-_.!#$%&'*+^`|~", min_size=1, max_size=12)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
 from loadwise.wire.heads import JSON_TYPE, Ticker
 from loadwise.wire.memory import MemoryTransport
 from loadwise.wire.server import Exchange, Limits, Server
