@@ -6,14 +6,14 @@ known conversation that the request continues; else the request is its own progr
 Theory of operation of the prefix rule. Agents append to their conversation, so a request without a name continues a
 program if it extends, by at least one message, the *whole* list of exactly one open program under the same key: what
 was asked before and the reply that we relayed. Messages are compared by a normal form, because clients rewrite what
-they send back. A list is known by a chained hash, so a lookup costs one hash per message. A program whose next turn is open
+they send back. A list is known by a chained hash, so a lookup costs one hash per message. A program with a turn open
 is not found (its list is about to change); two programs with equal lists are both not found: a wrong merge poisons
 credit, a missed one only starts a new program. Agents that compact their history begin a new program unless they send a
 name; `n_unmatched` counts conversations that arrive in the middle.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -158,22 +158,32 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self._hashes_by_program)
 
-    def find(self, key: bytes, messages: list[Any]) -> tuple[ProgramId | None, Conversation]:
+    def find(
+        self, key: bytes, messages: list[Any], is_open: Callable[[ProgramId], bool]
+    ) -> tuple[ProgramId | None, Conversation]:
         """The one program that the conversation continues, or None; and the conversation to hand to `settle`."""
         hashes = chain(key, messages)
         for prefix in reversed(hashes[:-1]):
-            programs = self._programs_by_hash.get(prefix)
-            if programs is None:
+            programs = self._open_programs(prefix, is_open)
+            if not programs:
                 continue
             if len(programs) > 1:
                 self.n_ambiguous += 1
                 break
-            (program_id,) = programs
+            program_id = programs[0]
             self.n_matched += 1
             return program_id, Conversation(hashes[-1], self.forget(program_id))
         if any(isinstance(m, dict) and m.get("role") == "assistant" for m in messages[:-1]):
             self.n_unmatched += 1
         return None, Conversation(hashes[-1], ())
+
+    def _open_programs(self, known: bytes, is_open: Callable[[ProgramId], bool]) -> list[ProgramId]:
+        """Open programs with this list; closed ones are forgotten on the way."""
+        programs = sorted(self._programs_by_hash.get(known, ()))
+        for program_id in programs:
+            if not is_open(program_id):
+                self.forget(program_id)
+        return [program_id for program_id in programs if program_id in self._hashes_by_program]
 
     def settle(self, program_id: ProgramId, conversation: Conversation, replies: list[Any]) -> None:
         """The turn ended: remember the list with each reply that was relayed, or as it was before where none was."""

@@ -220,7 +220,7 @@ class EventStream:
     Whole events only are let through, so that what the client has received before a break is always well formed.
     """
 
-    __slots__ = ("_held", "drops_usage", "is_done", "n_bytes", "n_events", "usage")
+    __slots__ = ("_held", "drops_usage", "is_done", "n_bytes", "usage")
 
     def __init__(self, *, drops_usage: bool) -> None:
         self._held = b""
@@ -228,7 +228,6 @@ class EventStream:
         self.usage: Usage | None = None
         self.is_done = False
         """`[DONE]` has passed."""
-        self.n_events = 0
         self.n_bytes = 0
 
     def feed(self, piece: bytes) -> bytes:

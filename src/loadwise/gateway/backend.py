@@ -1,0 +1,58 @@
+"""The way to one backend: its connections, its headers, its name for the model."""
+
+import os
+from collections.abc import Mapping
+
+from loadwise.kernel.errors import ConfigError
+from loadwise.kernel.pool import BackendSpec
+from loadwise.wire.client import Timeouts, Upstream, UpstreamLimits
+from loadwise.wire.heads import Ticker, header_block
+
+from .config import GatewayConfig
+
+
+class BackendLink:
+    """One backend as the live host reaches it."""
+
+    def __init__(
+        self, spec: BackendSpec, config: GatewayConfig, ticker: Ticker, environment: Mapping[str, str] = os.environ
+    ) -> None:
+        """Prepare; nothing is connected yet.
+
+        Raises:
+            ConfigError: no or a bad url, or the key's environment variable is not set.
+        """
+        if not spec.url:
+            raise ConfigError(f"backend {spec.name!r} has no url")
+        limits = UpstreamLimits(
+            connections=config.upstream_connections_max, idle_connections=config.upstream_connections_max
+        )
+        timeouts = Timeouts(
+            connect_s=spec.connect_timeout_s, first_byte_s=spec.first_byte_timeout_s, idle_s=spec.idle_timeout_s
+        )
+        try:
+            self.upstream = Upstream(spec.url, limits=limits, timeouts=timeouts, ticker=ticker)
+        except ValueError as error:
+            raise ConfigError(f"backend {spec.name!r}: url {spec.url!r}: {error}") from error
+        self.spec = spec
+        self.served_model = spec.served_model or spec.model
+        self.model_header = header_text(spec.model)
+        self.name_header = header_text(spec.name)
+        self.request_headers = b"content-type: application/json\r\naccept: */*\r\n" + self._key(environment)
+
+    def _key(self, environment: Mapping[str, str]) -> bytes:
+        if self.spec.key_env is None:
+            return b""
+        key = environment.get(self.spec.key_env)
+        if not key:
+            raise ConfigError(f"backend {self.spec.name!r}: environment variable {self.spec.key_env} is not set")
+        return header_block([("authorization", f"Bearer {key}")])
+
+
+def header_text(text: str) -> bytes:
+    """Text as a header value: printable ASCII, everything else percent-encoded."""
+    if text.isascii() and text.isprintable():
+        return text.encode()
+    from urllib.parse import quote
+
+    return quote(text, safe=" !#$&'()*+,/:;=?@[]~").encode()

@@ -1,0 +1,140 @@
+"""What the gateway counts, and its page for Prometheus. Labels are backends, models and outcomes: all bounded."""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import (
+    CollectorRegistry,
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import generate_latest
+
+from loadwise.kernel.pool import BackendHealth
+from loadwise.router.machine import Router
+
+if TYPE_CHECKING:
+    from .turns import Turns
+
+OVERHEAD_BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+
+
+class Histogram:
+    """Counts by upper bound; one observation costs a bisection."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def family(self, name: str, text: str) -> HistogramMetricFamily:
+        """The histogram as Prometheus reads it."""
+        total, buckets = 0, []
+        for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
+            total += count
+            buckets.append((bound, float(total)))
+        return HistogramMetricFamily(name, text, buckets=buckets, sum_value=self._sum)
+
+
+class Meter:
+    """Counters of the live host."""
+
+    def __init__(self) -> None:
+        self.overhead_s = Histogram(OVERHEAD_BOUNDS_S)
+        self.n_refused_by_status: dict[int, int] = {}
+
+    def count_refusal(self, status: int) -> None:
+        """A request that never became a turn."""
+        self.n_refused_by_status[status] = self.n_refused_by_status.get(status, 0) + 1
+
+    def page(self, turns: "Turns") -> bytes:
+        """The whole page in Prometheus' text format."""
+        registry = CollectorRegistry()
+        registry.register(_Collector(self, turns))
+        return generate_latest(registry)
+
+
+class _Collector:
+    def __init__(self, meter: Meter, turns: "Turns") -> None:
+        self._meter = meter
+        self._turns = turns
+
+    def collect(self) -> Iterator[Metric]:
+        router = self._turns.host.router
+        yield from _turn_families(router)
+        yield from _program_families(router, self._turns)
+        yield from _backend_families(router, self._turns.host.now_s())
+        refused = CounterMetricFamily("loadwise_requests_refused", "Requests that became no turn", labels=["status"])
+        for status, n in sorted(self._meter.n_refused_by_status.items()):
+            refused.add_metric([str(status)], n)
+        yield refused
+        text = "Seconds between a request and its dispatch, waiting for admission left out"
+        yield self._meter.overhead_s.family("loadwise_overhead_seconds", text)
+        is_writable = self._turns.host.failure is None
+        yield GaugeMetricFamily("loadwise_journal_writable", "1 while the journal can be written", value=is_writable)
+
+
+def _turn_families(router: Router) -> Iterator[Metric]:
+    counts = router.counts
+    ended = CounterMetricFamily("loadwise_turns_ended", "Turns that ended, by outcome", labels=["outcome"])
+    for outcome in ("completed", "failed", "rejected", "evicted", "cancelled"):
+        ended.add_metric([outcome], getattr(counts, outcome))
+    yield ended
+    yield CounterMetricFamily("loadwise_turns_arrived", "Turns that arrived", value=counts.arrived)
+    yield CounterMetricFamily("loadwise_turns_held", "Turns that had to wait for admission", value=counts.held)
+    yield GaugeMetricFamily("loadwise_turns_open", "Turns that are open now", value=len(router.turns))
+    yield GaugeMetricFamily(
+        "loadwise_turns_waiting", "Turns that wait for admission now", value=router.admission.n_held
+    )
+
+
+def _program_families(router: Router, turns: "Turns") -> Iterator[Metric]:
+    table, counts, credit = router.table, router.counts, router.credit
+    yield GaugeMetricFamily("loadwise_programs_open", "Programs that take turns", value=table.n_open)
+    yield GaugeMetricFamily("loadwise_programs_verifying", "Programs without a verdict", value=len(table.verifying))
+    yield CounterMetricFamily("loadwise_programs_censored", "Programs whose verdict never came", value=counts.censored)
+    yield CounterMetricFamily("loadwise_decisions", "Decisions made", value=router.routing.n_decisions)
+    yield GaugeMetricFamily("loadwise_decisions_pending", "Decisions unjudged", value=len(credit.pending_by_decision))
+    verdicts = CounterMetricFamily("loadwise_verdicts", "Verdicts by what became of them", labels=["fate"])
+    for fate, n in (
+        ("credited", credit.n_landed),
+        ("abstained", counts.verdicts_abstained),
+        ("late", counts.verdicts_late),
+        ("stale", counts.verdicts_stale),
+    ):
+        verdicts.add_metric([fate], n)
+    yield verdicts
+    prefixes = CounterMetricFamily("loadwise_prefix", "Requests without an id, by recognition", labels=["result"])
+    for result, n in (
+        ("matched", turns.prefixes.n_matched),
+        ("unmatched", turns.prefixes.n_unmatched),
+        ("ambiguous", turns.prefixes.n_ambiguous),
+    ):
+        prefixes.add_metric([result], n)
+    yield prefixes
+
+
+def _backend_families(router: Router, now_s: float) -> Iterator[Metric]:
+    labels = ["backend", "model"]
+    running = GaugeMetricFamily("loadwise_backend_running", "Turns of ours in flight", labels=labels)
+    up = GaugeMetricFamily("loadwise_backend_up", "1 while new programs are sent there", labels=labels)
+    reserved = GaugeMetricFamily(
+        "loadwise_backend_reserved", "Reserved, in the backend's unit", labels=[*labels, "unit"]
+    )
+    headroom = GaugeMetricFamily("loadwise_backend_headroom", "Capacity minus reserved", labels=[*labels, "unit"])
+    for backend_id, state in router.backends.by_id.items():
+        where = [backend_id, state.spec.model]
+        account = router.admission.ledger.account_by_backend[backend_id]
+        running.add_metric(where, state.n_running)
+        up.add_metric(where, float(state.health is BackendHealth.UP))
+        reserved.add_metric([*where, account.unit.value], account.reserved)
+        headroom.add_metric([*where, account.unit.value], router.admission.ledger.headroom(backend_id, at_s=now_s))
+    yield from (running, up, reserved, headroom)

@@ -1,0 +1,116 @@
+"""Watches backends: engine metrics become signals, and a backend that answers (or stops answering) is said to be so.
+
+A signal that cannot be read is absent, never zero. Readings that did not change are told every `REPEAT_S`, so that a
+signal's age says when it was last known to be true.
+"""
+
+import asyncio
+import math
+
+from loadwise.kernel import events as e
+from loadwise.kernel.ids import BackendId
+from loadwise.kernel.pool import BackendHealth
+from loadwise.wire.client import UpstreamError
+
+from .backend import BackendLink
+from .host import Host
+
+TIMEOUT_S = 2.0
+REPEAT_S = 2.0
+
+SIGNAL_BY_METRIC: dict[str, str] = {
+    "vllm:num_requests_running": "n_running",
+    "vllm:num_requests_waiting": "n_waiting",
+    "vllm:kv_cache_usage_perc": "kv_usage_ratio",
+    "vllm:gpu_cache_usage_perc": "kv_usage_ratio",
+    "vllm:prefix_cache_queries_total": "prefix_queries_tokens",
+    "vllm:prefix_cache_hits_total": "prefix_hits_tokens",
+    "vllm:gpu_prefix_cache_queries_total": "prefix_queries_tokens",
+    "vllm:gpu_prefix_cache_hits_total": "prefix_hits_tokens",
+    "vllm:num_preemptions_total": "n_preemptions",
+    "sglang:num_running_reqs": "n_running",
+    "sglang:num_queue_reqs": "n_waiting",
+    "sglang:token_usage": "kv_usage_ratio",
+    "llamacpp:requests_processing": "n_running",
+    "llamacpp:requests_deferred": "n_waiting",
+}
+_LARGEST = frozenset({"kv_usage_ratio"})
+"""Signals of which the largest of several engines counts; of the others the sum."""
+
+
+def read_signals(text: str) -> dict[str, float]:
+    """The signals in a page of Prometheus metrics, by exact metric name.
+
+    >>> read_signals('vllm:num_requests_running{engine="0"} 2.0\\nvllm:kv_cache_usage_perc{engine="0"} 9.75e-06\\n')
+    {'n_running': 2.0, 'kv_usage_ratio': 9.75e-06}
+    """
+    values: dict[str, float] = {}
+    for line in text.splitlines():
+        name = line.partition("{")[0].partition(" ")[0]
+        signal = SIGNAL_BY_METRIC.get(name)
+        if signal is None:
+            continue
+        try:
+            value = float(line.rpartition("}")[2].split()[0] if "{" in line else line.split()[1])
+        except (ValueError, IndexError):
+            continue
+        if not math.isfinite(value):
+            continue
+        known = values.get(signal)
+        if known is None:
+            values[signal] = value
+        else:
+            values[signal] = max(known, value) if signal in _LARGEST else known + value
+    return values
+
+
+class Probe:
+    """Polls one backend for as long as the gateway runs."""
+
+    def __init__(self, host: Host, link: BackendLink, interval_s: float) -> None:
+        self._host = host
+        self._link = link
+        self.backend_id = BackendId(link.spec.name)
+        self._interval_s = interval_s
+        self._told: dict[str, float] = {}
+        self._told_at_s = -math.inf
+        self.is_reachable: bool | None = None
+        """None before the first answer or failure."""
+        self.detail = ""
+
+    async def run(self) -> None:
+        """Poll until cancelled."""
+        while True:
+            await self._poll()
+            await asyncio.sleep(self._interval_s)
+
+    async def _poll(self) -> None:
+        path, from_root = ("/models", False) if self._link.spec.engine == "api" else ("/metrics", True)
+        try:
+            answer = await self._link.upstream.get(
+                path, timeout_s=TIMEOUT_S, from_root=from_root, headers=self._link.request_headers
+            )
+        except UpstreamError as error:
+            self._tell_health(False, str(error))
+            return
+        self._tell_health(answer.status < 500, f"{path} answered {answer.status}")
+        if answer.status == 200 and from_root:
+            self._tell_signals(read_signals(answer.body.decode("utf-8", "replace")))
+
+    def _tell_health(self, is_reachable: bool, detail: str) -> None:
+        self.detail = "" if is_reachable else detail
+        state = self._host.router.backends.by_id.get(self.backend_id)
+        health = BackendHealth.UP if is_reachable else BackendHealth.DOWN
+        self.is_reachable = is_reachable
+        if state is not None and state.health is not BackendHealth.DRAINING and state.health is not health:
+            now_s = self._host.now_s()
+            self._host.post(
+                e.BackendChanged(at_s=now_s, backend_id=self.backend_id, health=health, detail=detail[:200])
+            )
+
+    def _tell_signals(self, values: dict[str, float]) -> None:
+        now_s = self._host.now_s()
+        if not values or (values == self._told and now_s - self._told_at_s < REPEAT_S):
+            return
+        self._told, self._told_at_s = values, now_s
+        self._host.post(e.SignalsObserved(at_s=now_s, backend_id=self.backend_id, values=values, observed_at_s=now_s))

@@ -1,0 +1,207 @@
+"""Programs over HTTP: list, show, finish, verdict."""
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+from loadwise.kernel import events as e
+from loadwise.kernel.commands import ProgramRecord
+from loadwise.kernel.errors import CallerError, Conflict, Error, JournalError, Overloaded, UnknownProgram, Unprocessable
+from loadwise.kernel.ids import ProgramId
+from loadwise.kernel.work import EndReason, ProgramState, Verdict, VerdictKind
+from loadwise.wire.exchange import Exchange
+
+from .answers import respond_error, respond_json
+from .archive import Archived
+from .host import Host
+from .identity import program_id_in_path
+
+LIST_MAX = 1000
+ARTEFACTS_MAX = 64
+LABEL_MAX_CHARS = 256
+
+OnDurable = Callable[[JournalError | None], None]
+WhenDurable = Callable[[OnDurable], None]
+
+
+class Programs:
+    """The `/v1/programs` routes.
+
+    Args:
+        when_durable: calls back on the loop once all that was posted so far is on disk.
+    """
+
+    def __init__(self, host: Host, archive: Archived, when_durable: WhenDurable) -> None:
+        self._host = host
+        self._archive = archive
+        self._when_durable = when_durable
+
+    def list(self, exchange: Exchange) -> None:
+        """The latest programs, the latest first; `?limit=` (1000 at most) and `?state=`."""
+        query = _query(exchange.query)
+        limit = _limit(query.get("limit", "100"))
+        state = query.get("state")
+        if state is not None and state not in ProgramState:
+            raise CallerError(f"state {state!r} is unknown; known: {', '.join(ProgramState)}", param="state")
+        records: list[ProgramRecord] = []
+        for program in reversed(self._host.router.table.by_id.values()):
+            if len(records) >= limit:
+                break
+            if state is None or program.state == state:
+                records.append(program.record())
+        if len(records) < limit:
+            archived = self._archive.recent(limit - len(records))
+            records += [record for record in archived if state is None or record.state == state]
+        respond_json(exchange, {"object": "list", "data": records})
+
+    def show(self, exchange: Exchange, segment: bytes) -> None:
+        """One program."""
+        respond_json(exchange, self._record(program_id_in_path(segment)))
+
+    def _find(self, program_id: ProgramId) -> ProgramRecord | None:
+        program = self._host.router.table.by_id.get(program_id)
+        return self._archive.get(program_id) if program is None else program.record()
+
+    def _record(self, program_id: ProgramId) -> ProgramRecord:
+        record = self._find(program_id)
+        if record is None:
+            raise UnknownProgram(f"program {program_id!r} is unknown", param="program")
+        return record
+
+    def finish(self, exchange: Exchange, segment: bytes) -> None:
+        """End a program; a second time changes nothing."""
+        program_id = program_id_in_path(segment)
+        artefacts = _artefacts(exchange.body)
+        record = self._record(program_id)
+        if record.ended_at_s is not None:
+            respond_json(exchange, _finished(record))
+            return
+        self._host.require_writable()
+        ended = e.ProgramEnded(
+            at_s=self._host.now_s(), program_id=program_id, reason=EndReason.FINISH, artefacts=artefacts
+        )
+
+        def answer() -> None:
+            found = self._find(program_id)
+            respond_json(exchange, _finished(record if found is None else found))
+
+        self._host.post(ended, answer)
+
+    def verdict(self, exchange: Exchange, segment: bytes) -> None:
+        """Judge a program: durable once acknowledged, the same again changes nothing."""
+        program_id = program_id_in_path(segment)
+        verdict = read_verdict(exchange.body)
+        record = self._record(program_id)
+        if record.verdict is not None:
+            self._repeat(exchange, record, verdict)
+            return
+        if record.n_turns == 0 and record.ended_at_s is None:
+            raise Conflict(f"program {program_id!r} has had no answer yet", code="program_unanswered")
+        self._host.require_writable()
+        if program_id not in self._host.router.table.by_id:
+            # Archived without a verdict: it came too late to be credited.
+            respond_json(exchange, _judged(record))
+            return
+        arrived = e.VerdictArrived(at_s=self._host.now_s(), program_id=program_id, verdict=verdict)
+        self._host.post(arrived, lambda: self._acknowledge(exchange, program_id))
+
+    def _repeat(self, exchange: Exchange, record: ProgramRecord, verdict: Verdict) -> None:
+        if record.verdict != verdict:
+            assert record.verdict is not None
+            known = record.verdict.verdict
+            raise Conflict(f"program {record.program_id!r} is judged already ({known})", code="verdict_conflict")
+        self._acknowledge(exchange, record.program_id)
+
+    def _acknowledge(self, exchange: Exchange, program_id: ProgramId) -> None:
+        found = self._find(program_id)
+
+        def on_durable(error: JournalError | None) -> None:
+            if error is not None:
+                respond_error(exchange, Overloaded(f"the verdict is not durable: {error.message}", code=error.code))
+            elif found is None:
+                respond_error(exchange, UnknownProgram(f"program {program_id!r} is unknown", param="program"))
+            else:
+                respond_json(exchange, _judged(found))
+
+        try:
+            self._when_durable(on_durable)
+        except Error as error:
+            respond_error(exchange, error if isinstance(error, Overloaded) else Overloaded(error.message))
+
+
+def _finished(record: ProgramRecord) -> dict[str, Any]:
+    return {"program": record.program_id, "state": record.state, "end_reason": record.end_reason}
+
+
+def _judged(record: ProgramRecord) -> dict[str, Any]:
+    return {"program": record.program_id, "credited": record.is_credited, "decision": record.decision_id}
+
+
+def _query(query: bytes) -> dict[str, str]:
+    from urllib.parse import parse_qsl
+
+    return dict(parse_qsl(query.decode("latin-1")))
+
+
+def _limit(text: str) -> int:
+    limit = int(text) if text.isascii() and text.isdigit() else 0
+    if not 1 <= limit <= LIST_MAX:
+        raise CallerError(f"limit is {text!r}; it must be 1 to {LIST_MAX}", param="limit")
+    return limit
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    """A JSON object; NaN and infinities are read, so that they can be refused by name."""
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise CallerError(f"the body is not JSON: {error}", code="invalid_json") from error
+    if not isinstance(value, dict):
+        raise CallerError("the body must be a JSON object", code="invalid_json")
+    return value
+
+
+def _artefacts(body: bytes) -> dict[str, str]:
+    said = _object(body).get("artefacts") if body.strip() else None
+    if said is None:
+        return {}
+    if not isinstance(said, dict) or not all(isinstance(v, str) for v in said.values()):
+        raise CallerError("artefacts must be an object of strings", code="invalid_type", param="artefacts")
+    if len(said) > ARTEFACTS_MAX:
+        raise CallerError(f"{len(said)} artefacts; {ARTEFACTS_MAX} is the limit", param="artefacts")
+    return said
+
+
+def read_verdict(body: bytes) -> Verdict:
+    """A verdict as it is reported over HTTP.
+
+    Raises:
+        CallerError: not a JSON object.
+        Unprocessable: a value is missing, of the wrong type or out of range.
+    """
+    said = _object(body)
+    kind = said.get("verdict")
+    if not isinstance(kind, str) or kind not in VerdictKind:
+        raise Unprocessable(f"verdict is {kind!r}; it must be one of {', '.join(VerdictKind)}", param="verdict")
+    score = said.get("score")
+    if score is not None and (isinstance(score, bool) or not isinstance(score, int | float)):
+        raise Unprocessable(f"score is {score!r}; it must be a number in [0, 1]", param="score")
+    if score is not None and not (math.isfinite(score) and 0 <= score <= 1):
+        raise Unprocessable(f"score is {score!r}; it must be in [0, 1]", param="score")
+    return Verdict(
+        verdict=VerdictKind(kind),
+        score=None if score is None else float(score),
+        verifier=_verdict_label(said, "verifier"),
+        version=_verdict_label(said, "version"),
+        verdict_id=_verdict_label(said, "id"),
+    )
+
+
+def _verdict_label(said: dict[str, Any], name: str) -> str:
+    value = said.get(name)
+    if value is None:
+        return ""
+    if not isinstance(value, str) or len(value) > LABEL_MAX_CHARS:
+        raise Unprocessable(f"{name} must be a string of at most {LABEL_MAX_CHARS} characters", param=name)
+    return value

@@ -1,0 +1,337 @@
+"""Carries one turn: the client's exchange on one side, attempts on engines on the other.
+
+A relay decides nothing. It reports what happened to its attempt as one `AttemptEnded` and does what the router says:
+dispatch (again), cancel, or end with an error. A whole answer reaches the client in one write when it is complete, so an
+engine that breaks in the middle of one can still be replaced; a stream reaches the client event by event.
+"""
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from loadwise.kernel import commands as c
+from loadwise.kernel import events as e
+from loadwise.kernel.ids import ProgramId, TurnId
+from loadwise.kernel.work import AttemptOutcome, Usage
+from loadwise.wire.attempt import Attempt
+from loadwise.wire.exchange import Exchange
+from loadwise.wire.heads import EVENT_STREAM, JSON_TYPE
+
+from .answers import error_body, retry_after
+from .identity import Conversation
+from .openai import BYTES_PER_TOKEN, EventStream, ModelRequest, read_usage
+from .replies import StreamedReplies, whole_replies
+
+if TYPE_CHECKING:
+    from .backend import BackendLink
+    from .turns import Turns
+
+_OUTCOME_BY_KIND = {
+    "refused": AttemptOutcome.REFUSED,
+    "connect_timeout": AttemptOutcome.CONNECT_TIMEOUT,
+    "first_byte_timeout": AttemptOutcome.FIRST_BYTE_TIMEOUT,
+    "idle_timeout": AttemptOutcome.IDLE_TIMEOUT,
+    "reset": AttemptOutcome.BROKEN,
+    "truncated": AttemptOutcome.BROKEN,
+    "malformed": AttemptOutcome.BROKEN,
+}
+ERROR_ANSWER_MAX_BYTES = 1024 * 1024
+EVENT_BYTES = 200
+"""Bytes of a usual one-token event, for estimates where the engine sends no usage."""
+
+
+class Relay:
+    """One turn between client and engines; also the sink of its attempts."""
+
+    __slots__ = (
+        "_answer",
+        "_answer_headers",
+        "_answer_status",
+        "_attempt",
+        "_events",
+        "_exchange",
+        "_first_byte_at_s",
+        "_head",
+        "_link",
+        "_n_answer_bytes",
+        "_number",
+        "_path",
+        "_replies",
+        "_request",
+        "_turns",
+        "conversation",
+        "program_id",
+        "received_at_s",
+        "turn_id",
+    )
+
+    def __init__(
+        self,
+        turns: "Turns",
+        exchange: Exchange,
+        request: ModelRequest,
+        path: bytes,
+        *,
+        turn_id: TurnId,
+        program_id: ProgramId,
+        conversation: Conversation | None,
+        received_at_s: float,
+    ) -> None:
+        self._turns = turns
+        self._exchange = exchange
+        self._request = request
+        self._path = path
+        self.turn_id = turn_id
+        self.program_id = program_id
+        self.conversation = conversation
+        """Where the program is known by its messages only."""
+        self.received_at_s = received_at_s
+        self._attempt: Attempt | None = None
+        self._number = 0
+        self._link: BackendLink | None = None
+        self._head = b""
+        self._first_byte_at_s: float | None = None
+        self._clear()
+        exchange.on_disconnect = self._on_client_left
+        exchange.on_pause = self._on_client_slow
+        exchange.on_resume = self._on_client_ready
+
+    def _clear(self) -> None:
+        self._answer: list[bytes] = []
+        self._n_answer_bytes = 0
+        self._answer_status = 0
+        self._answer_headers: dict[bytes, bytes] = {}
+        self._events: EventStream | None = None
+        self._replies: StreamedReplies | None = None
+
+    # --- what the router says -------------------------------------------------------------------------------------
+
+    def dispatch(self, command: c.Dispatch) -> None:
+        """Send the request to the backend that was chosen."""
+        self._clear()
+        self._number = command.attempt
+        link = self._turns.link(command.backend_id)
+        self._link = link
+        self._head = b"x-loadwise-program: %b\r\nx-loadwise-model: %b\r\nx-loadwise-backend: %b\r\n" % (
+            self._turns.header_text(command.program_id),
+            link.model_header,
+            link.name_header,
+        ) + b"x-loadwise-decision: %d\r\nx-loadwise-wait-ms: %d\r\n" % (command.decision_id, command.wait_s * 1000.0)
+        body = self._request.encode(link.served_model)
+        self._attempt = link.upstream.send(b"POST", self._path, link.request_headers, body, self)
+        if command.attempt == 1:
+            self._turns.note_overhead(self._turns.host.now_s() - self.received_at_s - command.wait_s)
+
+    def cancel(self) -> None:
+        """Close the engine's connection, so that it stops."""
+        attempt, self._attempt = self._attempt, None
+        if attempt is not None:
+            attempt.cancel()
+
+    def end(self, command: c.EndTurn) -> None:
+        """Tell the client that there is no answer, unless it has heard already."""
+        self.cancel()
+        exchange = self._exchange
+        self._turns.settle(self, [])
+        if not exchange.is_open:
+            return
+        if exchange.is_started:
+            self._break_stream(command.message, command.code)
+            return
+        if command.is_upstream_answer and self._answer_status:
+            self._pass_error_on(command)
+            return
+        headers = JSON_TYPE + self._own_head()
+        if command.retry_after_s is not None:
+            headers += retry_after(command.retry_after_s)
+        exchange.respond(command.status, headers, error_body(command.status, command.message, code=command.code))
+
+    def _own_head(self) -> bytes:
+        if self._head:
+            return self._head
+        return b"x-loadwise-program: %b\r\n" % self._turns.header_text(self.program_id)
+
+    def _pass_error_on(self, command: c.EndTurn) -> None:
+        """The engine's own error, as it is where it has OpenAI's shape, in that shape where it has not."""
+        body = b"".join(self._answer)
+        if not _is_openai_error(body):
+            text = body[:2000].decode("utf-8", "replace")
+            body = error_body(command.status, text or command.message, code=command.code)
+        headers = JSON_TYPE + self._head
+        if command.retry_after_s is not None:
+            headers += retry_after(command.retry_after_s)
+        self._exchange.respond(command.status, headers, body)
+
+    # --- what the engine says -------------------------------------------------------------------------------------
+
+    def on_head(self, status: int, headers: dict[bytes, bytes]) -> None:
+        """The engine's status and headers."""
+        self._answer_status = status
+        self._answer_headers = headers
+        if status < 400 and headers.get(b"content-type", b"").startswith(b"text/event-stream"):
+            self._events = EventStream(drops_usage=self._request.adds_usage)
+            if self.conversation is not None:
+                self._replies = StreamedReplies()
+
+    def on_body(self, data: bytes) -> None:
+        """A piece of the engine's answer."""
+        if self._events is not None:
+            self._relay_events(data)
+            return
+        self._n_answer_bytes += len(data)
+        limit = self._turns.answer_max_bytes if self._answer_status < 400 else ERROR_ANSWER_MAX_BYTES
+        if self._n_answer_bytes <= limit:
+            self._answer.append(data)
+        elif self._answer_status < 400:
+            self.cancel()
+            self._fail(AttemptOutcome.BROKEN, f"the answer is longer than {limit} bytes, which is the limit")
+
+    def _relay_events(self, data: bytes) -> None:
+        assert self._events is not None
+        if self._replies is not None:
+            self._replies.feed(data)
+        data = self._events.feed(data)
+        if not data:
+            return
+        exchange = self._exchange
+        if not exchange.is_started:
+            self._first_byte_at_s = self._turns.host.now_s()
+            exchange.start(self._answer_status, EVENT_STREAM + self._head + self._passed_headers())
+        exchange.write(data)
+
+    def on_end(self) -> None:
+        """The engine's answer is complete."""
+        self._attempt = None
+        if self._answer_status >= 400:
+            self._fail(AttemptOutcome.STATUS, "")
+        elif self._events is not None:
+            self._end_stream(self._events)
+        else:
+            self._end_whole()
+
+    def _end_stream(self, events: EventStream) -> None:
+        if not events.is_done:
+            what = "the stream ended without [DONE]"
+            if self._exchange.is_started:
+                self._break_stream(what, "upstream_broken")
+            self._fail(AttemptOutcome.BROKEN, what)
+            return
+        self._exchange.end()
+        usage = events.usage or self._estimate(events.n_bytes // EVENT_BYTES)
+        replies = [] if self._replies is None else self._replies.replies()
+        self._complete(usage, replies)
+
+    def _end_whole(self) -> None:
+        body = self._answer[0] if len(self._answer) == 1 else b"".join(self._answer)
+        try:
+            usage = read_usage(body)
+        except msgspec.DecodeError as error:
+            self._fail(AttemptOutcome.BROKEN, f"the answer is not JSON: {error}")
+            return
+        headers = self._answer_headers
+        kind = headers.get(b"content-type", b"application/json")
+        self._first_byte_at_s = self._turns.host.now_s()
+        head = b"content-type: %b\r\n%b%b" % (kind, self._head, self._passed_headers())
+        self._exchange.respond(self._answer_status, head, body)
+        replies = [] if self.conversation is None else whole_replies(body)
+        self._complete(usage or self._estimate(len(body) // BYTES_PER_TOKEN), replies)
+
+    def on_error(self, kind: str, detail: str) -> None:
+        """The engine's answer will not be complete."""
+        self._attempt = None
+        if self._exchange.is_started and self._exchange.is_open:
+            self._break_stream(f"the engine broke off its answer ({kind}: {detail})", "upstream_broken")
+        self._fail(_OUTCOME_BY_KIND.get(kind, AttemptOutcome.BROKEN), detail)
+
+    def _passed_headers(self) -> bytes:
+        """Headers of the engine that a client may care for."""
+        lines = [
+            b"%b: %b\r\n" % (name, value)
+            for name, value in self._answer_headers.items()
+            if name.startswith((b"x-request-id", b"x-ratelimit-", b"openai-"))
+        ]
+        return b"".join(lines)
+
+    def _break_stream(self, message: str, code: str) -> None:
+        """End a stream that has begun: in band, well formed, without [DONE]."""
+        exchange = self._exchange
+        if exchange.is_open:
+            exchange.write(b"data: %b\n\n" % error_body(502, message, code=code))
+            exchange.end()
+
+    def _estimate(self, completion_tokens: int) -> Usage:
+        prompt_tokens = self._request.prompt_tokens
+        return Usage(prompt_tokens=prompt_tokens, completion_tokens=completion_tokens, is_exact=False)
+
+    def _complete(self, usage: Usage, replies: list[object]) -> None:
+        turns = self._turns
+        turns.settle(self, replies)
+        turns.host.relay_by_turn.pop(self.turn_id, None)
+        turns.host.post(
+            e.AttemptEnded(
+                at_s=turns.host.now_s(),
+                turn_id=self.turn_id,
+                attempt=self._number,
+                outcome=AttemptOutcome.COMPLETED,
+                usage=usage,
+                status=self._answer_status,
+                first_byte_at_s=self._first_byte_at_s,
+            )
+        )
+
+    def _fail(self, outcome: AttemptOutcome, detail: str) -> None:
+        turns = self._turns
+        usage = Usage()
+        if self._events is not None:
+            usage = self._events.usage or self._estimate(self._events.n_bytes // EVENT_BYTES)
+        turns.host.post(
+            e.AttemptEnded(
+                at_s=turns.host.now_s(),
+                turn_id=self.turn_id,
+                attempt=self._number,
+                outcome=outcome,
+                usage=usage,
+                status=self._answer_status,
+                first_byte_at_s=self._first_byte_at_s,
+                detail=detail[:500],
+                retry_after_s=_retry_after_s(self._answer_headers) if outcome is AttemptOutcome.STATUS else None,
+            )
+        )
+
+    # --- what the client does -------------------------------------------------------------------------------------
+
+    def _on_client_left(self) -> None:
+        turns = self._turns
+        turns.settle(self, [])
+        turns.host.post(e.TurnAbandoned(at_s=turns.host.now_s(), turn_id=self.turn_id))
+        turns.host.relay_by_turn.pop(self.turn_id, None)
+        self.cancel()
+
+    def _on_client_slow(self) -> None:
+        if self._attempt is not None:
+            self._attempt.pause_reading()
+
+    def _on_client_ready(self) -> None:
+        if self._attempt is not None:
+            self._attempt.resume_reading()
+
+
+class _Error(msgspec.Struct):
+    error: dict[str, msgspec.Raw]
+
+
+_decode_error = msgspec.json.Decoder(_Error).decode
+
+
+def _is_openai_error(body: bytes) -> bool:
+    try:
+        return "message" in _decode_error(body).error
+    except msgspec.DecodeError:
+        return False
+
+
+def _retry_after_s(headers: dict[bytes, bytes]) -> float | None:
+    try:
+        return max(0.0, float(headers[b"retry-after"]))
+    except (KeyError, ValueError):
+        return None

@@ -1,0 +1,126 @@
+"""Which path answers what."""
+
+import hmac
+from collections.abc import Callable
+
+from loadwise.kernel.errors import CallerError, Error
+from loadwise.kernel.events import AUTO
+from loadwise.wire.exchange import Exchange
+from loadwise.wire.heads import JSON_TYPE
+
+from .answers import error_body, respond_error, respond_json
+from .programs import Programs
+from .turns import Turns
+
+_TEXT = b"content-type: text/plain; version=0.0.4; charset=utf-8\r\n"
+
+
+class Unauthorised(CallerError):
+    status = 401
+    code = "invalid_api_key"
+
+
+class Routes:
+    """The handler of the gateway's server.
+
+    Args:
+        keys: API keys that let a client in; empty lets everybody in.
+        state: what `/readyz` and `/` tell, and whether the gateway is ready.
+    """
+
+    def __init__(
+        self,
+        turns: Turns,
+        programs: Programs,
+        *,
+        keys: tuple[str, ...],
+        state: Callable[[], tuple[bool, dict[str, object]]],
+    ) -> None:
+        self._turns = turns
+        self._programs = programs
+        self._keys = tuple(f"Bearer {key}".encode() for key in keys)
+        self._state = state
+        self._get: dict[bytes, Callable[[Exchange], None]] = {
+            b"/v1/models": self._models,
+            b"/v1/programs": programs.list,
+            b"/metrics": self._metrics,
+            b"/healthz": lambda exchange: respond_json(exchange, {"status": "alive"}),
+            b"/readyz": self._readyz,
+            b"/": self._root,
+        }
+        self._post: dict[bytes, Callable[[Exchange], None]] = {
+            b"/v1/chat/completions": self._chat,
+            b"/v1/completions": self._complete,
+        }
+        self._open_paths = frozenset({b"/healthz", b"/readyz"})
+
+    def handle(self, exchange: Exchange) -> None:
+        """Answer an exchange, now or through a relay later."""
+        if exchange.path == b"/v1/chat/completions" and exchange.method == b"POST" and not self._keys:
+            self._turns.take(exchange, b"/chat/completions", prompt_field="messages")
+            return
+        try:
+            self._require_key(exchange)
+            self._route(exchange)
+        except Error as error:
+            self._turns.meter.count_refusal(error.status)
+            respond_error(exchange, error)
+
+    def _require_key(self, exchange: Exchange) -> None:
+        if not self._keys or exchange.path in self._open_paths:
+            return
+        said = exchange.headers.get(b"authorization", b"")
+        if not any([hmac.compare_digest(said, key) for key in self._keys]):
+            raise Unauthorised("no valid API key was given (Authorization: Bearer ...)")
+
+    def _route(self, exchange: Exchange) -> None:
+        path, method = exchange.path, exchange.method
+        table = self._get if method in (b"GET", b"HEAD") else self._post if method == b"POST" else {}
+        answer = table.get(path)
+        if answer is not None:
+            answer(exchange)
+        elif path.startswith(b"/v1/programs/"):
+            self._program(exchange, path[len(b"/v1/programs/") :], method)
+        elif path in self._get or path in self._post:
+            allowed = b"GET" if path in self._get else b"POST"
+            headers = JSON_TYPE + b"allow: %b\r\n" % allowed
+            text = f"{path.decode('latin-1')} takes {allowed.decode()}, not {method.decode('latin-1')}"
+            exchange.respond(405, headers, error_body(405, text, code="method_not_allowed"))
+        else:
+            self._not_found(exchange)
+
+    def _program(self, exchange: Exchange, rest: bytes, method: bytes) -> None:
+        segment, _, verb = rest.partition(b"/")
+        if method == b"GET" and not verb:
+            self._programs.show(exchange, segment)
+        elif method == b"POST" and verb == b"finish":
+            self._programs.finish(exchange, segment)
+        elif method == b"POST" and verb == b"verdict":
+            self._programs.verdict(exchange, segment)
+        else:
+            self._not_found(exchange)
+
+    def _not_found(self, exchange: Exchange) -> None:
+        text = f"{exchange.method.decode('latin-1')} {exchange.path.decode('latin-1')} is not served here"
+        exchange.respond(404, JSON_TYPE, error_body(404, text, code="not_found"))
+
+    def _chat(self, exchange: Exchange) -> None:
+        self._turns.take(exchange, b"/chat/completions", prompt_field="messages")
+
+    def _complete(self, exchange: Exchange) -> None:
+        self._turns.take(exchange, b"/completions", prompt_field="prompt")
+
+    def _models(self, exchange: Exchange) -> None:
+        names = [AUTO, *self._turns.host.router.backends.model_by_id]
+        data = [{"id": name, "object": "model", "created": 0, "owned_by": "loadwise"} for name in names]
+        respond_json(exchange, {"object": "list", "data": data})
+
+    def _metrics(self, exchange: Exchange) -> None:
+        exchange.respond(200, _TEXT, self._turns.meter.page(self._turns))
+
+    def _readyz(self, exchange: Exchange) -> None:
+        is_ready, state = self._state()
+        respond_json(exchange, state, 200 if is_ready else 503)
+
+    def _root(self, exchange: Exchange) -> None:
+        respond_json(exchange, {"name": "loadwise", **self._state()[1]})
