@@ -19,13 +19,14 @@ from typing import Any
 
 import msgspec
 
-from loadwise.kernel.commands import Command
+from loadwise.kernel.commands import Archive, Command
 from loadwise.kernel.errors import Error, JournalError, LawBroken
 from loadwise.kernel.events import Event, ProgramEnded
 
 from . import files
 from .entry import Header, encode_entry, encode_header, make_entry
 from .frame import FRAME_MAX_BYTES, HEAD, MARKER, SEGMENT_MAGIC, frame
+from .index import Index
 from .reader import Segment, TornTail
 from .snapshot import Snapshot, SnapshotWriter, prune_snapshots
 
@@ -46,8 +47,8 @@ class JournalWriter:
         keep_segments: how many closed segments to keep; None keeps all.
         dump: the machine's `dump`, called at rotation; None takes no snapshots. The state is taken to be that after
             the last appended entry, so a host appends right after `handle`.
-        on_rotate: called with the last sequence before a snapshot is taken and old segments go, so that an index can
-            keep up.
+        index: takes every program that an appended entry archives, and is written before each snapshot. If it fails,
+            the journal goes on without it and keeps all segments, so that the next recovery fills it again.
         keep_artefacts: journal what `ProgramEnded` carries for verifiers; it may hold users' texts.
         lock: a lock already held, which the writer takes over.
 
@@ -63,7 +64,7 @@ class JournalWriter:
         segment_bytes: int = SEGMENT_BYTES,
         keep_segments: int | None = None,
         dump: Callable[[], bytes] | None = None,
-        on_rotate: Callable[[int], None] | None = None,
+        index: Index | None = None,
         keep_artefacts: bool = False,
         lock: files.JournalLock | None = None,
     ) -> None:
@@ -71,11 +72,12 @@ class JournalWriter:
             raise JournalError(f"keep_segments is {keep_segments!r}; it must be >= 1")
         self.path = Path(path)
         self.dump = dump
-        self.on_rotate = on_rotate
         self.torn: TornTail | None = None
         """The tail that was cut off when the journal was opened."""
         self.messages: list[str] = []
-        """What went wrong without harm to the journal: a snapshot that could not be written."""
+        """What went wrong without harm to the journal: a snapshot or an index that could not be written."""
+        self._index = index
+        self._is_index_lost = False
         self._segment_bytes = segment_bytes
         self._keep_segments = keep_segments
         self._keep_artefacts = keep_artefacts
@@ -135,6 +137,8 @@ class JournalWriter:
         self._n_pending_bytes += n_bytes
         self._sequence = sequence
         self._at_s = at_s
+        if commands and self._index is not None:
+            self._archive(self._index, sequence, commands)
         if self._n_pending_bytes > PENDING_MAX_BYTES:
             self._write()
         return sequence
@@ -186,12 +190,12 @@ class JournalWriter:
             raise JournalError(f"journal {str(self.path)!r} is a single file; only a directory can be rotated")
         self._write()
         self.sync_written()
-        if self.on_rotate is not None:
-            self.on_rotate(self._sequence)
+        is_indexed = self._write_index()
         self._begin_segment(self._number + 1, self.header)
         if self.dump is not None:
             self._snapshots.write(self._number, Snapshot.of(self.header, self.dump()))
-        self._drop_old_segments()
+        if is_indexed:
+            self._drop_old_segments()
 
     def close(self) -> None:
         """Write and sync what is pending, wait for the last snapshot, let another writer in."""
@@ -267,6 +271,26 @@ class JournalWriter:
         self._pending.clear()
         self._n_pending_bytes = 0
         self._n_bytes += len(data)
+
+    def _archive(self, index: Index, sequence: int, commands: Sequence[Command]) -> None:
+        for command in commands:
+            if type(command) is Archive:
+                try:
+                    index.add(sequence, command.program)
+                except JournalError as error:
+                    self.messages.append(error.message)
+                    self._index, self._is_index_lost = None, True
+                    return
+
+    def _write_index(self) -> bool:
+        """Whether the index, where there is one, holds every program archived so far."""
+        if self._index is not None:
+            try:
+                self._index.flush(self._sequence)
+            except JournalError as error:
+                self.messages.append(error.message)
+                self._index, self._is_index_lost = None, True
+        return not self._is_index_lost
 
     def _drop_old_segments(self) -> None:
         if self._keep_segments is not None:
