@@ -9,6 +9,7 @@ journal of one file, without rotation and without snapshots.
 import contextlib
 import fcntl
 import os
+import weakref
 from pathlib import Path
 from typing import NamedTuple
 
@@ -83,6 +84,18 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
+_held: "weakref.WeakSet[JournalLock]" = weakref.WeakSet()
+
+
+def _forget_in_child() -> None:
+    # A forked child shares the lock; if it outlived us, nobody could open our journal again.
+    for lock in list(_held):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
 class JournalLock:
     """The right to write one journal, held by one process at a time and freed by the kernel when it dies.
 
@@ -109,6 +122,7 @@ class JournalLock:
             ) from error
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+        _held.add(self)
 
     def release(self) -> None:
         """Let another writer in; releasing twice is harmless."""

@@ -10,7 +10,8 @@ from . import files
 from .entry import Header, digest_commands
 from .index import Index
 from .regenerate import MakeMachine, Regeneration, from_snapshot, hand_over, recorded_machine
-from .store import JournalWriter, cut_torn_tail
+from .repair import cut_torn_tail
+from .store import JournalWriter
 
 
 class Recovered(NamedTuple):

@@ -32,7 +32,7 @@ def recorded_machine(header: Header) -> Machine:
     """The machine of this loadwise that a header describes."""
     # By name, because settings stands above this room on the stair.
     settings = importlib.import_module("loadwise.settings")
-    machine: Machine = settings.open_stack(header.config, header.seed)
+    machine: Machine = settings.open_stack(settings.config_from_builtins(header.config), header.seed)
     return machine
 
 

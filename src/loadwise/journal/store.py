@@ -27,7 +27,8 @@ from . import files
 from .entry import Header, encode_entry, encode_header, make_entry
 from .frame import FRAME_MAX_BYTES, HEAD, MARKER, SEGMENT_MAGIC, frame
 from .index import Index
-from .reader import Segment, TornTail
+from .reader import TornTail
+from .repair import cut_torn_tail
 from .snapshot import Snapshot, SnapshotWriter, prune_snapshots
 
 SEGMENT_BYTES = 16 << 20
@@ -224,7 +225,7 @@ class JournalWriter:
         header = msgspec.structs.replace(header, epoch_unix_s=segment.header.epoch_unix_s)
         if header.continues(segment.header):
             self.header = segment.header
-            self._adopt(segment.number, os.open(segment.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC))
+            self._adopt(segment.number, segment.path)
         elif self._is_single:
             raise JournalError(
                 f"journal {str(self.path)!r} was written under another configuration, seed or version "
@@ -238,13 +239,16 @@ class JournalWriter:
         path = files.segment_path(self.path, number)
         try:
             files.write_whole(path, (SEGMENT_MAGIC, frame(encode_header(header))))
-            fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         except OSError as error:
             raise self._fail(f"segment {path.name} cannot be created: {error}") from error
         self.header = header
-        self._adopt(number, fd)
+        self._adopt(number, path)
 
-    def _adopt(self, number: int, fd: int) -> None:
+    def _adopt(self, number: int, path: Path) -> None:
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        except OSError as error:
+            raise self._fail(f"segment {path.name} cannot be opened: {error}") from error
         with self._fd_lock:
             if self._fd >= 0:
                 os.close(self._fd)
@@ -316,24 +320,3 @@ class JournalWriter:
 
     def __exit__(self, *exception: Any) -> None:
         self.close()
-
-
-def cut_torn_tail(path: Path) -> tuple[TornTail | None, Segment, float]:
-    """Cut the torn tail off a journal whose lock is held; returns it, the last segment and its last `at_s`.
-
-    Raises:
-        JournalError: the last segment is damaged elsewhere than at its end.
-    """
-    number, last = files.list_segments(path)[-1]
-    segment = Segment(number, last, is_last=True)
-    at_s = segment.header.starts_at_s
-    for entry in segment.entries():
-        at_s = entry.event.at_s
-    if segment.torn is not None:
-        try:
-            with open(last, "r+b") as file:
-                file.truncate(segment.torn.offset)
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise JournalError(f"{segment.torn}, which cannot be cut off: {error}") from error
-    return segment.torn, segment, at_s
