@@ -53,7 +53,7 @@ class FakeMachine:
         self._bonus = bonus
         self.model_by_program: dict[str, tuple[int, str]] = {}
         self.held: dict[str, int] = {}
-        self.totals = {model: [0.0, 0] for model in MODELS}
+        self.totals = {model: [0.0, 0.0] for model in MODELS}
         self.queue_depth = (0.0, 0.0)
         self.n_decisions = 0
         self.n_restarts = 0
@@ -83,9 +83,7 @@ class FakeMachine:
         return msgspec.msgpack.encode(fields)
 
     def load(self, state: bytes) -> None:
-        kind = tuple[
-            dict[str, tuple[int, str]], dict[str, int], dict[str, list[float]], tuple[float, float], int, int
-        ]
+        kind = tuple[dict[str, tuple[int, str]], dict[str, int], dict[str, list[float]], tuple[float, float], int, int]
         loaded = msgspec.msgpack.decode(state, type=kind, strict=False)
         self.model_by_program, self.held, self.totals, self.queue_depth, self.n_decisions, self.n_restarts = loaded
 
@@ -144,7 +142,7 @@ class FakeMachine:
         success = event.verdict.success or 0.0
         reward = 0.4 * success - 0.6 * 0.001
         self.totals[model][0] += reward
-        self.totals[model][1] += 1
+        self.totals[model][1] += 1.0
         record = ProgramRecord(program_id=event.program_id, state=ProgramState.CLOSED, model=model, reward=reward)
         credit = RecordCredit(
             decision_id=decision_id,

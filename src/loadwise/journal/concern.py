@@ -12,6 +12,7 @@ from loadwise.kernel.commands import (
     EndTurn,
     RecordCredit,
     RecordDecision,
+    RecordPropensities,
     Verify,
 )
 from loadwise.kernel.errors import UnknownProgram
@@ -76,7 +77,7 @@ class Concerning:
         if self._make_machine is None:
             for segment in Reader(self._path, from_segment=first).segments():
                 for entry in segment.entries():
-                    yield segment.number, entry, [*entry.decisions, *entry.credits]
+                    yield segment.number, entry, [*entry.decisions, *entry.propensities, *entry.credits]
             return
         if first > 1:
             run = from_snapshot(self._path, self._make_machine, [], newest=first)
@@ -112,6 +113,8 @@ class Concerning:
                 return True
             case Dispatch() | Verify() | RecordCredit():
                 return command.program_id == self._program_id
+            case RecordPropensities():
+                return command.decision_id in self._decision_ids
             case CancelAttempt() | EndTurn():
                 return command.turn_id in self._turn_ids
             case Archive():

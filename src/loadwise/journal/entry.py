@@ -1,30 +1,33 @@
 """What a journal holds: a header that says how to build the machine again, then one entry per event.
 
 Theory of operation. A machine is a function of its events, so a journal needs the events only; commands come back by
-replaying them. What is kept of the commands is (a) every `RecordDecision` and `RecordCredit` in full, because what-if,
-estimators and `why` read them without a machine, and (b) a digest of all commands of the entry, by which replay proves
-that it has regenerated the same ones (law L7).
+replaying them. What is kept of the commands is (a) in full whatever records a choice or what it earned
+(`RecordDecision`, `RecordPropensities`, `RecordCredit`), because what-if, estimators and `why` read them without a
+machine, and (b) a digest of all commands of the entry, by which replay proves that it has regenerated the same ones
+(law L7).
 
-The digest leaves out the floats of decisions and credits: their last bits differ between machines whose linear algebra
-sums in another order. Replay compares those with a tolerance against the recorded facts, and all else exactly.
+The digest leaves out the floats of those records: their last bits differ between machines whose linear algebra sums in
+another order. Replay compares them with a tolerance to what was recorded, and all else exactly.
 """
 
 import hashlib
 import platform
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 import loadwise
-from loadwise.kernel.commands import Command, RecordCredit, RecordDecision
+from loadwise.kernel.commands import Command, RecordCredit, RecordDecision, RecordPropensities
 from loadwise.kernel.errors import Error, SchemaMismatch
 from loadwise.kernel.events import Event
 from loadwise.kernel.fact import Fact
 
 SCHEMA_VERSION = 1
 """Rises when a reader of the version before would misunderstand an entry; a field added with a default is no reason."""
+
+_Fact = TypeVar("_Fact", bound=Fact)
 
 HostKind = Literal["live", "sim"]
 
@@ -65,6 +68,7 @@ class Entry(Fact, frozen=True, kw_only=True):
     sequence: int
     event: Event
     decisions: tuple[RecordDecision, ...] = ()
+    propensities: tuple[RecordPropensities, ...] = ()
     credits: tuple[RecordCredit, ...] = ()
     digest: int = 0
     """64 bits over the commands, see `digest_commands`; 0 where there were none."""
@@ -137,11 +141,12 @@ def digest_commands(commands: Sequence[Command]) -> int:
     exact: list[Command] = []
     parts: list[Any] = [exact]
     for i, command in enumerate(commands):
-        kind = type(command)
-        if kind is RecordDecision:
+        if isinstance(command, RecordDecision):
             parts.append((i, _decision_skeleton(command)))
-        elif kind is RecordCredit:
-            parts.append((i, (command.decision_id, command.program_id, command.model)))  # type: ignore[union-attr]
+        elif isinstance(command, RecordPropensities):
+            parts.append((i, (command.decision_id, len(command.propensities))))
+        elif isinstance(command, RecordCredit):
+            parts.append((i, (command.decision_id, command.program_id, command.model)))
         else:
             exact.append(command)
     if exact:
@@ -149,7 +154,7 @@ def digest_commands(commands: Sequence[Command]) -> int:
     return int.from_bytes(_blake2b(_encode(parts), digest_size=8).digest(), "little") or 1
 
 
-def _decision_skeleton(decision: Any) -> tuple[Any, ...]:
+def _decision_skeleton(decision: RecordDecision) -> tuple[Any, ...]:
     return (
         decision.decision_id,
         decision.program_id,
@@ -171,9 +176,30 @@ def make_entry(sequence: int, event: Event, commands: Sequence[Command]) -> Entr
         sequence=sequence,
         event=event,
         decisions=tuple([c for c in commands if type(c) is RecordDecision]),
+        propensities=tuple([c for c in commands if type(c) is RecordPropensities]),
         credits=tuple([c for c in commands if type(c) is RecordCredit]),
         digest=digest_commands(commands),
     )
+
+
+def tame(fact: _Fact) -> _Fact:
+    """The fact with what MessagePack cannot hold made holdable: lone surrogates escaped, integers cut to 64 bits.
+
+    A client or an engine may send such things; one of them must not end the journal.
+    """
+    return msgspec.convert(_tame(msgspec.to_builtins(fact, enc_hook=_plain_number)), type(fact))
+
+
+def _tame(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, int) and not isinstance(value, bool):
+        return min(max(value, -(1 << 63)), (1 << 63) - 1)
+    if isinstance(value, dict):
+        return {_tame(key): _tame(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_tame(item) for item in value]
+    return value
 
 
 def encode_entry(entry: Entry) -> bytes:

@@ -3,7 +3,17 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from loadwise.kernel.commands import Archive, Command, Dispatch, ProgramRecord, RecordCredit, RecordDecision
+import msgspec
+
+from loadwise.kernel.commands import (
+    Archive,
+    Command,
+    Dispatch,
+    ProgramRecord,
+    RecordCredit,
+    RecordDecision,
+    RecordPropensities,
+)
 from loadwise.kernel.events import ProgramEnded, TurnArrived, VerdictArrived
 from loadwise.kernel.fact import Fact
 from loadwise.kernel.work import EndReason, Verdict
@@ -129,6 +139,8 @@ class _Told:
                 self._wait_by_turn[command.turn_id] = waited
                 if command.backend_id not in self._backend_ids:
                     self._backend_ids.append(command.backend_id)
+            case RecordPropensities():
+                self._decisions = [_with_propensities(d, command) for d in self._decisions]
             case RecordCredit():
                 self._credit = self._credit or command
             case Archive():
@@ -152,6 +164,15 @@ class _Told:
             record=record,
             is_exact=is_exact,
         )
+
+
+def _with_propensities(decision: DecisionExplained, command: RecordPropensities) -> DecisionExplained:
+    """The decision with the propensities that were estimated after it."""
+    if decision.decision_id != command.decision_id or len(decision.candidates) != len(command.propensities):
+        return decision
+    estimated = zip(decision.candidates, command.propensities, strict=True)
+    candidates = tuple(msgspec.structs.replace(c, propensity=p) for c, p in estimated)
+    return msgspec.structs.replace(decision, candidates=candidates)
 
 
 def _explain(entry: Entry, decision: RecordDecision) -> DecisionExplained:

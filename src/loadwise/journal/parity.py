@@ -1,7 +1,8 @@
 """Law L7: the same events lead to the same commands.
 
-Commands are compared exactly by the digest that was recorded with each entry; the floats of decisions and credits,
-whose last bits depend on the machine's linear algebra, are compared to `SCORE_TOLERANCE` with what was recorded.
+Commands are compared exactly, by the digest that was recorded with each entry. The floats of decisions, propensities
+and credits, whose last bits depend on the machine's linear algebra, are compared with what was recorded, to
+`SCORE_TOLERANCE`.
 """
 
 import math
@@ -9,12 +10,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from loadwise.kernel.commands import CandidateView, Command, RecordCredit, RecordDecision
+from loadwise.kernel.commands import CandidateView, Command, RecordCredit, RecordDecision, RecordPropensities
 from loadwise.kernel.errors import Error
 from loadwise.kernel.fact import Fact
 
 from .entry import Entry, digest_commands
 from .regenerate import MakeMachine, from_begin, recorded_machine
+
+Record = RecordDecision | RecordPropensities | RecordCredit
 
 SCORE_TOLERANCE = 1e-9
 """Relative to the larger of the two numbers, absolute below one."""
@@ -30,7 +33,7 @@ class Mismatch(Fact, frozen=True, kw_only=True):
     """`commands`, `scores`, or what the machine raised."""
     expected_digest: int
     actual_digest: int
-    expected: tuple[RecordDecision | RecordCredit, ...] = ()
+    expected: tuple[Record, ...] = ()
     """What was recorded in full."""
     actual: tuple[Command, ...] = ()
 
@@ -81,7 +84,7 @@ def replay(path: str | Path, make_machine: MakeMachine = recorded_machine) -> Re
         if digest_commands(commands) != entry.digest:
             mismatch = _mismatch(entry, commands, "commands")
             break
-        if entry.decisions or entry.credits:
+        if entry.decisions or entry.propensities or entry.credits:
             difference = score_difference(entry, commands)
             if difference > worst:
                 worst, worst_sequence = difference, entry.sequence
@@ -107,7 +110,7 @@ def _mismatch(entry: Entry, commands: Sequence[Command], what: str) -> Mismatch:
         what=what,
         expected_digest=entry.digest,
         actual_digest=digest_commands(commands),
-        expected=(*entry.decisions, *entry.credits),
+        expected=(*entry.decisions, *entry.propensities, *entry.credits),
         actual=tuple(commands),
     )
 
@@ -117,27 +120,25 @@ def score_difference(entry: Entry, commands: Sequence[Command]) -> float:
 
     The digests are equal already, so the same decisions and credits stand in the same order.
     """
-    expected: list[float | None] = []
-    actual: list[float | None] = []
-    for decision in entry.decisions:
-        expected += _decision_floats(decision)
-    for credit in entry.credits:
-        expected += (credit.success, credit.cost_usd, credit.reward)
-    for command in commands:
-        if type(command) is RecordDecision:
-            actual += _decision_floats(command)
-    for command in commands:
-        if type(command) is RecordCredit:
-            actual += (command.success, command.cost_usd, command.reward)
+    recorded: list[Record] = [*entry.decisions, *entry.propensities, *entry.credits]
+    again = [c for kind in (RecordDecision, RecordPropensities, RecordCredit) for c in commands if isinstance(c, kind)]
+    expected = [number for record in recorded for number in _floats(record)]
+    actual = [number for record in again for number in _floats(record)]
     if len(expected) != len(actual):
         return math.inf
     return max(map(_difference, expected, actual), default=0.0)
 
 
-def _decision_floats(decision: RecordDecision) -> Iterator[float | None]:
-    yield from decision.context
-    for candidate in decision.candidates:
-        yield from _candidate_floats(candidate)
+def _floats(record: Record) -> Iterator[float | None]:
+    match record:
+        case RecordDecision():
+            yield from record.context
+            for candidate in record.candidates:
+                yield from _candidate_floats(candidate)
+        case RecordPropensities():
+            yield from record.propensities
+        case RecordCredit():
+            yield from (record.success, record.cost_usd, record.reward)
 
 
 def _candidate_floats(view: CandidateView) -> Iterator[float | None]:

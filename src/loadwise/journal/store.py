@@ -24,7 +24,7 @@ from loadwise.kernel.errors import Error, JournalError, LawBroken
 from loadwise.kernel.events import Event, ProgramEnded
 
 from . import files
-from .entry import Header, encode_entry, encode_header, make_entry
+from .entry import Header, encode_entry, encode_header, make_entry, tame
 from .frame import FRAME_MAX_BYTES, HEAD, MARKER, SEGMENT_MAGIC, frame
 from .index import Index
 from .reader import TornTail
@@ -129,7 +129,9 @@ class JournalWriter:
         sequence = self._sequence + 1
         try:
             payload = encode_entry(make_entry(sequence, event, commands))
-        except (TypeError, ValueError, OverflowError, msgspec.MsgspecError, Error) as error:
+        except (ValueError, OverflowError):
+            payload = self._tamed(sequence, event, commands)
+        except TypeError as error:
             raise self._fail(f"sequence {sequence} ({type(event).__name__}) cannot be encoded: {error}") from error
         n_bytes = len(payload)
         if n_bytes > FRAME_MAX_BYTES:
@@ -275,6 +277,12 @@ class JournalWriter:
         self._pending.clear()
         self._n_pending_bytes = 0
         self._n_bytes += len(data)
+
+    def _tamed(self, sequence: int, event: Event, commands: Sequence[Command]) -> bytes:
+        try:
+            return encode_entry(make_entry(sequence, tame(event), [tame(command) for command in commands]))
+        except (TypeError, ValueError, OverflowError, msgspec.MsgspecError, Error) as error:
+            raise self._fail(f"sequence {sequence} ({type(event).__name__}) cannot be encoded: {error}") from error
 
     def _archive(self, index: Index, sequence: int, commands: Sequence[Command]) -> None:
         for command in commands:

@@ -13,6 +13,7 @@ from loadwise.kernel.commands import (
     EndTurn,
     RecordCredit,
     RecordDecision,
+    RecordPropensities,
     SetTimer,
     Verify,
 )
@@ -143,6 +144,8 @@ def _command_text(command: Command) -> str:
             return f"by {command.verifier}"
         case RecordDecision():
             return f"decision {command.decision_id}: {command.chosen} by {command.policy} ({command.reason})"
+        case RecordPropensities():
+            return f"decision {command.decision_id}: {', '.join(f'{p:.4g}' for p in command.propensities)}"
         case RecordCredit():
             return (
                 f"decision {command.decision_id} ({command.model}): success {command.success:g}, "
