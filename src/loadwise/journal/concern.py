@@ -52,8 +52,9 @@ class Concerning:
         for segment_number, entry, commands in self._steps(first):
             if self._make_machine is not None and digest_commands(commands) != entry.digest:
                 self.is_exact = False
+            is_ours = self._is_ours(entry.event)
             ours = [c for c in commands if self._is_ours_command(c)]
-            if self._is_ours(entry.event) or ours:
+            if is_ours or ours:
                 found = True
                 yield entry, ours
             if segment_number > last and not self._is_open:
