@@ -1,0 +1,1 @@
+"""What happened, on disk; and what can be asked of it: recover, replay, tell one program's story."""

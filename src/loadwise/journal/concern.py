@@ -1,0 +1,126 @@
+"""Which entries of a journal concern one program, with the commands they led to."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from loadwise.kernel.commands import (
+    Archive,
+    AskSelector,
+    CancelAttempt,
+    Command,
+    Dispatch,
+    EndTurn,
+    RecordCredit,
+    RecordDecision,
+    RecordPropensities,
+    Verify,
+)
+from loadwise.kernel.errors import UnknownProgram
+from loadwise.kernel.events import (
+    AttemptEnded,
+    Event,
+    HostRestarted,
+    ProgramEnded,
+    SelectorAnswered,
+    TurnAbandoned,
+    TurnArrived,
+    VerdictArrived,
+)
+
+from . import files
+from .entry import Entry, digest_commands
+from .reader import Reader
+from .regenerate import MakeMachine, from_begin, from_snapshot
+
+
+class Concerning:
+    """The entries of one program, with those of their commands that concern it."""
+
+    def __init__(self, path: Path, program_id: str, make_machine: MakeMachine | None) -> None:
+        self._path = path
+        self._program_id = program_id
+        self._make_machine = make_machine
+        self._turn_ids: set[int] = set()
+        self._decision_ids: set[int] = set()
+        self._is_open = False
+        self.is_exact = True
+        """False once the regenerated commands were not those recorded."""
+
+    def __iter__(self) -> Iterator[tuple[Entry, list[Command]]]:
+        first, last = self._find()
+        found = False
+        for segment_number, entry, commands in self._steps(first):
+            if self._make_machine is not None and digest_commands(commands) != entry.digest:
+                self.is_exact = False
+            is_ours = self._is_ours(entry.event)
+            ours = [c for c in commands if self._is_ours_command(c)]
+            if is_ours or ours:
+                found = True
+                yield entry, ours
+            if segment_number > last and not self._is_open:
+                break
+        if not found:
+            raise UnknownProgram(f"journal {str(self._path)!r} knows no program {self._program_id!r}", param="program")
+
+    def _find(self) -> tuple[int, int]:
+        """The first and the last segment whose bytes name the program: the others need not be decoded."""
+        needle = self._program_id.encode()
+        segments = files.list_segments(self._path)
+        if len(segments) < 2:
+            Reader(self._path)
+            return 1, 1
+        naming = [s.number for s in segments if needle and needle in s.path.read_bytes()]
+        if not naming:
+            raise UnknownProgram(f"journal {str(self._path)!r} knows no program {self._program_id!r}", param="program")
+        return naming[0], naming[-1]
+
+    def _steps(self, first: int) -> Iterator[tuple[int, Entry, list[Command]]]:
+        if self._make_machine is None:
+            for segment in Reader(self._path, from_segment=first).segments():
+                for entry in segment.entries():
+                    yield segment.number, entry, [*entry.decisions, *entry.propensities, *entry.credits]
+            return
+        if first > 1:
+            run = from_snapshot(self._path, self._make_machine, [], newest=first)
+        else:
+            run = from_begin(self._path, self._make_machine)
+        for entry, commands in run.steps():
+            yield run.segment_number, entry, commands
+
+    def _is_ours(self, event: Event) -> bool:
+        match event:
+            case TurnArrived():
+                if event.program_id != self._program_id:
+                    return False
+                self._turn_ids.add(event.turn_id)
+                self._is_open = True
+                return True
+            case ProgramEnded() | VerdictArrived():
+                return event.program_id == self._program_id
+            case AttemptEnded() | TurnAbandoned():
+                return event.turn_id in self._turn_ids
+            case SelectorAnswered():
+                return event.decision_id in self._decision_ids
+            case HostRestarted():
+                return self._is_open
+        return False
+
+    def _is_ours_command(self, command: Command) -> bool:
+        match command:
+            case RecordDecision() | AskSelector():
+                if command.program_id != self._program_id:
+                    return False
+                self._decision_ids.add(command.decision_id)
+                return True
+            case Dispatch() | Verify() | RecordCredit():
+                return command.program_id == self._program_id
+            case RecordPropensities():
+                return command.decision_id in self._decision_ids
+            case CancelAttempt() | EndTurn():
+                return command.turn_id in self._turn_ids
+            case Archive():
+                if command.program.program_id != self._program_id:
+                    return False
+                self._is_open = False
+                return True
+        return False

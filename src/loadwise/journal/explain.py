@@ -1,0 +1,269 @@
+"""Why a program ran where it ran: its decision, what that rested on, and what came of it."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from loadwise.kernel.commands import (
+    Archive,
+    Command,
+    Dispatch,
+    ProgramRecord,
+    RecordCredit,
+    RecordDecision,
+    RecordPropensities,
+)
+from loadwise.kernel.events import ProgramEnded, TurnArrived, VerdictArrived
+from loadwise.kernel.fact import Fact
+from loadwise.kernel.work import EndReason, Verdict
+
+from .concern import Concerning
+from .entry import Entry
+from .regenerate import MakeMachine, recorded_machine
+
+
+class SignalAge(Fact, frozen=True, kw_only=True):
+    """A signal as the decision saw it."""
+
+    name: str
+    value: float
+    age_s: float
+
+
+class CandidateExplained(Fact, frozen=True, kw_only=True):
+    """One candidate of a decision; None where the policy reports no such number."""
+
+    candidate: str
+    is_chosen: bool
+    score: float | None = None
+    mean: float | None = None
+    width: float | None = None
+    propensity: float | None = None
+    n_running: int = 0
+    n_held: int = 0
+    headroom_ratio: float | None = None
+    signals: tuple[SignalAge, ...] = ()
+
+
+class DecisionExplained(Fact, frozen=True, kw_only=True):
+    """One decision with all that it rested on."""
+
+    decision_id: int
+    sequence: int
+    at_s: float
+    policy: str
+    learner_version: str
+    context_version: str
+    context: tuple[float, ...]
+    chosen: str
+    reason: str
+    candidates: tuple[CandidateExplained, ...]
+
+
+class Explanation(Fact, frozen=True, kw_only=True):
+    """Why a program ran on its model, and what came of it."""
+
+    program_id: str
+    arrived_at_s: float
+    decisions: tuple[DecisionExplained, ...]
+    """More than one where another model took over after failures."""
+    n_turns: int
+    backend_ids: tuple[str, ...] = ()
+    wait_s: float | None = None
+    """Seconds its turns were held by us; None where the commands were not regenerated."""
+    end_reason: EndReason | None = None
+    ended_at_s: float | None = None
+    verdicts: tuple[Verdict, ...] = ()
+    success: float | None = None
+    cost_usd: float | None = None
+    reward: float | None = None
+    record: ProgramRecord | None = None
+    """As archived, once it has left the router's memory."""
+    is_exact: bool = True
+    """False where the regenerated commands are not those recorded: another version of loadwise reads than wrote."""
+
+
+def why(path: str | Path, program_id: str, make_machine: MakeMachine | None = recorded_machine) -> Explanation:
+    """Why a program ran where it ran.
+
+    Args:
+        make_machine: regenerates the commands; with None, waits, backends and the archived record stay unknown.
+
+    Raises:
+        UnknownProgram: no entry names it.
+        JournalError: a missing or damaged journal.
+    """
+    told = _Told(has_commands=make_machine is not None)
+    concerning = Concerning(Path(path), program_id, make_machine)
+    for entry, commands in concerning:
+        told.hear(entry, commands)
+    return told.explanation(program_id, is_exact=concerning.is_exact)
+
+
+class _Told:
+    """What the entries of one program add up to."""
+
+    def __init__(self, *, has_commands: bool) -> None:
+        self._decisions: list[DecisionExplained] = []
+        self._wait_by_turn: dict[int, float] = {}
+        self._backend_ids: list[str] = []
+        self._verdicts: list[Verdict] = []
+        self._has_commands = has_commands
+        self._n_turns = 0
+        self._arrived_at_s: float | None = None
+        self._end: ProgramEnded | None = None
+        self._credit: RecordCredit | None = None
+        self._record: ProgramRecord | None = None
+
+    def hear(self, entry: Entry, commands: Sequence[Command]) -> None:
+        event = entry.event
+        if self._arrived_at_s is None:
+            self._arrived_at_s = event.at_s
+        match event:
+            case TurnArrived():
+                self._n_turns += 1
+            case ProgramEnded():
+                self._end = self._end or event
+            case VerdictArrived():
+                self._verdicts.append(event.verdict)
+        for command in commands:
+            self._hear_command(entry, command)
+
+    def _hear_command(self, entry: Entry, command: Command) -> None:
+        match command:
+            case RecordDecision():
+                self._decisions.append(_explain(entry, command))
+            case Dispatch():
+                waited = max(self._wait_by_turn.get(command.turn_id, 0.0), command.wait_s)
+                self._wait_by_turn[command.turn_id] = waited
+                if command.backend_id not in self._backend_ids:
+                    self._backend_ids.append(command.backend_id)
+            case RecordPropensities():
+                self._decisions = [_with_propensities(d, command) for d in self._decisions]
+            case RecordCredit():
+                self._credit = self._credit or command
+            case Archive():
+                self._record = command.program
+
+    def explanation(self, program_id: str, *, is_exact: bool) -> Explanation:
+        credit, record, end = self._credit, self._record, self._end
+        return Explanation(
+            program_id=program_id,
+            arrived_at_s=self._arrived_at_s or 0.0,
+            decisions=tuple(self._decisions),
+            n_turns=self._n_turns,
+            backend_ids=tuple(self._backend_ids),
+            wait_s=sum(self._wait_by_turn.values()) if self._has_commands else None,
+            end_reason=end.reason if end is not None else record.end_reason if record is not None else None,
+            ended_at_s=end.at_s if end is not None else record.ended_at_s if record is not None else None,
+            verdicts=tuple(self._verdicts),
+            success=credit.success if credit is not None else None,
+            cost_usd=credit.cost_usd if credit is not None else record.cost_usd if record is not None else None,
+            reward=credit.reward if credit is not None else None,
+            record=record,
+            is_exact=is_exact,
+        )
+
+
+def _with_propensities(decision: DecisionExplained, command: RecordPropensities) -> DecisionExplained:
+    """The decision with the propensities that were estimated after it."""
+    if decision.decision_id != command.decision_id or len(decision.candidates) != len(command.propensities):
+        return decision
+    estimated = zip(decision.candidates, command.propensities, strict=True)
+    candidates = tuple(msgspec.structs.replace(c, propensity=p) for c, p in estimated)
+    return msgspec.structs.replace(decision, candidates=candidates)
+
+
+def _explain(entry: Entry, decision: RecordDecision) -> DecisionExplained:
+    at_s = entry.event.at_s
+    return DecisionExplained(
+        decision_id=decision.decision_id,
+        sequence=entry.sequence,
+        at_s=at_s,
+        policy=decision.policy,
+        learner_version=decision.learner_version,
+        context_version=decision.context_version,
+        context=decision.context,
+        chosen=decision.chosen,
+        reason=decision.reason,
+        candidates=tuple(
+            CandidateExplained(
+                candidate=c.candidate,
+                is_chosen=c.candidate == decision.chosen,
+                score=c.score,
+                mean=c.mean,
+                width=c.width,
+                propensity=c.propensity,
+                n_running=c.n_running,
+                n_held=c.n_held,
+                headroom_ratio=c.headroom_ratio,
+                signals=tuple(
+                    SignalAge(name=name, value=signal.value, age_s=at_s - signal.observed_at_s)
+                    for name, signal in sorted(c.signals.items())
+                ),
+            )
+            for c in decision.candidates
+        ),
+    )
+
+
+def render_why(explanation: Explanation) -> str:
+    """An explanation as text, one decision after the other."""
+    lines = [f"program {explanation.program_id}: {_count(explanation.n_turns, 'turn')}, {_ending(explanation)}"]
+    for decision in explanation.decisions:
+        lines += _decision_lines(decision)
+    if explanation.backend_ids:
+        lines.append(f"ran on {', '.join(explanation.backend_ids)}")
+    if explanation.wait_s is not None:
+        lines.append(f"waited {explanation.wait_s:.3f} s")
+    lines += [_verdict_line(verdict) for verdict in explanation.verdicts]
+    if explanation.reward is not None:
+        lines.append(
+            f"credit: success {_number(explanation.success)}, cost ${_number(explanation.cost_usd)}, "
+            f"reward {_number(explanation.reward)}"
+        )
+    if not explanation.is_exact:
+        lines.append("note: this loadwise does not answer as the one that wrote the journal; commands may differ")
+    return "\n".join(lines)
+
+
+def _ending(explanation: Explanation) -> str:
+    if explanation.ended_at_s is None:
+        return "open"
+    lasted = explanation.ended_at_s - explanation.arrived_at_s
+    reason = f" ({explanation.end_reason})" if explanation.end_reason is not None else ""
+    return f"ended after {lasted:.3f} s{reason}"
+
+
+def _decision_lines(decision: DecisionExplained) -> Iterator[str]:
+    yield (
+        f"decision {decision.decision_id} at {decision.at_s:.3f} s: {decision.chosen} "
+        f"by {decision.policy} ({decision.reason}; learner {decision.learner_version}, "
+        f"context {decision.context_version})"
+    )
+    for candidate in decision.candidates:
+        mark = "*" if candidate.is_chosen else " "
+        numbers = (
+            f"{name} {_number(getattr(candidate, name))}"
+            for name in ("score", "mean", "width", "propensity", "headroom_ratio")
+            if getattr(candidate, name) is not None
+        )
+        load = f"{candidate.n_running} running, {candidate.n_held} held"
+        yield f"  {mark} {candidate.candidate}: {', '.join((*numbers, load))}"
+        for signal in candidate.signals:
+            yield f"      {signal.name} = {_number(signal.value)}, {signal.age_s:.3f} s old"
+
+
+def _verdict_line(verdict: Verdict) -> str:
+    score = f", score {_number(verdict.score)}" if verdict.score is not None else ""
+    by = f" by {verdict.verifier}" if verdict.verifier else ""
+    return f"verdict: {verdict.verdict}{score}{by}"
+
+
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.6g}"
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"

@@ -1,0 +1,155 @@
+"""One program's life, told from the journal: what happened, what was done about it, when."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from loadwise.kernel.commands import (
+    Archive,
+    AskSelector,
+    CancelAttempt,
+    Command,
+    Dispatch,
+    EndTurn,
+    RecordCredit,
+    RecordDecision,
+    RecordPropensities,
+    SetTimer,
+    Verify,
+)
+from loadwise.kernel.events import (
+    AttemptEnded,
+    BackendAdded,
+    BackendChanged,
+    BackendRemoved,
+    Event,
+    HostRestarted,
+    ProgramEnded,
+    SelectorAnswered,
+    SignalsObserved,
+    TimerFired,
+    TurnAbandoned,
+    TurnArrived,
+    VerdictArrived,
+)
+from loadwise.kernel.fact import Fact
+
+from .concern import Concerning
+from .regenerate import MakeMachine, recorded_machine
+
+
+class StoryLine(Fact, frozen=True, kw_only=True):
+    """One thing that happened to a program, or that was done about it."""
+
+    sequence: int
+    at_s: float
+    kind: str
+    """Name of the event or command, in snake case."""
+    text: str
+    is_command: bool = False
+
+
+def story(
+    path: str | Path, program_id: str, make_machine: MakeMachine | None = recorded_machine
+) -> tuple[StoryLine, ...]:
+    """Every entry that concerns a program, in order.
+
+    Args:
+        make_machine: regenerates the commands; None tells what is recorded: events, decisions and credits.
+
+    Raises:
+        UnknownProgram: no entry names it.
+        JournalError: a missing or damaged journal.
+    """
+    lines: list[StoryLine] = []
+    for entry, commands in Concerning(Path(path), program_id, make_machine):
+        at_s = entry.event.at_s
+        lines.append(_line(entry.sequence, at_s, entry.event, _event_text(entry.event)))
+        lines += (_line(entry.sequence, at_s, c, _command_text(c), is_command=True) for c in commands)
+    return tuple(lines)
+
+
+def render_story(lines: Sequence[StoryLine]) -> str:
+    """A story as text: sequence, instant, what; commands are indented under their event."""
+    width = max((len(str(line.sequence)) for line in lines), default=1)
+    return "\n".join(
+        f"{line.sequence:>{width}}  {line.at_s:12.6f} s  {'  -> ' if line.is_command else ''}{line.kind}: {line.text}"
+        for line in lines
+    )
+
+
+def _line(sequence: int, at_s: float, fact: Event | Command, text: str, *, is_command: bool = False) -> StoryLine:
+    kind = re.sub(r"(?<!^)(?=[A-Z])", "_", type(fact).__name__).lower()
+    return StoryLine(sequence=sequence, at_s=at_s, kind=kind, text=text, is_command=is_command)
+
+
+def _event_text(event: Event) -> str:
+    match event:
+        case TurnArrived():
+            return f"turn {event.turn_id} of {event.program_id} for {event.model}, about {event.prompt_tokens} tokens"
+        case AttemptEnded():
+            return _attempt_text(event)
+        case TurnAbandoned():
+            return f"the client of turn {event.turn_id} left"
+        case ProgramEnded():
+            return f"{event.program_id} ended ({event.reason})"
+        case VerdictArrived():
+            score = "" if event.verdict.score is None else f", score {event.verdict.score:g}"
+            return f"{event.verdict.verdict}{score} by {event.verdict.verifier or 'the client'}"
+        case SelectorAnswered():
+            return f"the selector answered {event.model or 'nothing'} for decision {event.decision_id}"
+        case HostRestarted():
+            return "the host came back; open attempts are gone"
+    return _cause_text(event)
+
+
+def _attempt_text(event: AttemptEnded) -> str:
+    usage = event.usage
+    status = f" {event.status}" if event.status else ""
+    tokens = f"{usage.prompt_tokens}+{usage.completion_tokens} tokens ({usage.cached_tokens} cached)"
+    detail = f": {event.detail}" if event.detail else ""
+    return f"attempt {event.attempt} of turn {event.turn_id} {event.outcome}{status}, {tokens}{detail}"
+
+
+def _cause_text(event: Event) -> str:
+    """An event that concerns no program by itself; it is told because of what it led to."""
+    match event:
+        case TimerFired():
+            return event.timer
+        case SignalsObserved():
+            return f"{event.backend_id} was read"
+        case BackendAdded():
+            return f"{event.backend.name} joined"
+        case BackendChanged():
+            return f"{event.backend_id} is {event.health}"
+        case BackendRemoved():
+            return f"{event.backend_id} was taken out"
+    return type(event).__name__
+
+
+def _command_text(command: Command) -> str:
+    match command:
+        case Dispatch():
+            to = f"to {command.backend_id} ({command.model})"
+            return f"attempt {command.attempt} of turn {command.turn_id} {to} after {command.wait_s:.3f} s"
+        case CancelAttempt():
+            return f"attempt {command.attempt} of turn {command.turn_id}"
+        case EndTurn():
+            return f"turn {command.turn_id} {command.outcome}: {command.status} {command.code}, {command.message}"
+        case SetTimer():
+            return f"{command.timer} at {command.fires_at_s:.6f} s"
+        case AskSelector():
+            return f"decision {command.decision_id} among {', '.join(command.candidates)}"
+        case Verify():
+            return f"by {command.verifier}"
+        case RecordDecision():
+            return f"decision {command.decision_id}: {command.chosen} by {command.policy} ({command.reason})"
+        case RecordPropensities():
+            return f"decision {command.decision_id}: {', '.join(f'{p:.4g}' for p in command.propensities)}"
+        case RecordCredit():
+            return (
+                f"decision {command.decision_id} ({command.model}): success {command.success:g}, "
+                f"cost ${command.cost_usd:.6g}, reward {command.reward:.6g}"
+            )
+        case Archive():
+            return f"{command.program.program_id} left memory, {command.program.state}"
