@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from urllib.parse import quote, urlsplit
 
 from loadwise.kernel.errors import ConfigError
 from loadwise.kernel.pool import BackendSpec
@@ -31,7 +32,7 @@ class BackendLink:
             connect_s=spec.connect_timeout_s, first_byte_s=spec.first_byte_timeout_s, idle_s=spec.idle_timeout_s
         )
         try:
-            self.upstream = Upstream(spec.url, limits=limits, timeouts=timeouts, ticker=ticker)
+            self.upstream = Upstream(base_url(spec.url), limits=limits, timeouts=timeouts, ticker=ticker)
         except ValueError as error:
             raise ConfigError(f"backend {spec.name!r}: url {spec.url!r}: {error}") from error
         self.spec = spec
@@ -49,10 +50,17 @@ class BackendLink:
         return header_block([("authorization", f"Bearer {key}")])
 
 
+def base_url(url: str) -> str:
+    """The engine's API root: a url without a path means `/v1`.
+
+    >>> base_url("http://127.0.0.1:8000")
+    'http://127.0.0.1:8000/v1'
+    """
+    return url.rstrip("/") + "/v1" if urlsplit(url).path in ("", "/") else url
+
+
 def header_text(text: str) -> bytes:
     """Text as a header value: printable ASCII, everything else percent-encoded."""
     if text.isascii() and text.isprintable():
         return text.encode()
-    from urllib.parse import quote
-
     return quote(text, safe=" !#$&'()*+,/:;=?@[]~").encode()

@@ -1,10 +1,10 @@
 """The live host: the one owner of the stack. Everything that happens is posted here as an event, in order.
 
 Theory of operation. `post` stamps nothing and waits for nothing: the event carries its instant, the stack answers with
-commands, the journal takes both, and the commands are carried out, all on the event loop's thread. Carrying out a command
-may cause the next event (an answer to one request lets the next one on that connection in); such events queue behind,
-so the stack is never entered twice. A decision is handed to the kernel's file cache before it is dispatched; everything
-else is written at the end of the loop's turn. A verdict is acknowledged when it is on disk.
+commands, the journal takes both, and the commands are carried out, all on the event loop's thread. Carrying out a
+command may cause the next event (an answer to one request lets the next one on that connection in); such events queue
+behind, so the stack is never entered twice. A decision is handed to the kernel's file cache before it is dispatched;
+everything else is written at the end of the loop's turn. A verdict is acknowledged when it is on disk.
 """
 
 import asyncio

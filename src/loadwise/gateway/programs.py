@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import parse_qsl
 
 from loadwise.kernel import events as e
 from loadwise.kernel.commands import ProgramRecord
@@ -20,6 +21,8 @@ from .identity import program_id_in_path
 LIST_MAX = 1000
 ARTEFACTS_MAX = 64
 LABEL_MAX_CHARS = 256
+_STATES = frozenset(state.value for state in ProgramState)
+_VERDICTS = frozenset(kind.value for kind in VerdictKind)
 
 OnDurable = Callable[[JournalError | None], None]
 WhenDurable = Callable[[OnDurable], None]
@@ -42,7 +45,7 @@ class Programs:
         query = _query(exchange.query)
         limit = _limit(query.get("limit", "100"))
         state = query.get("state")
-        if state is not None and state not in ProgramState:
+        if state is not None and state not in _STATES:
             raise CallerError(f"state {state!r} is unknown; known: {', '.join(ProgramState)}", param="state")
         records: list[ProgramRecord] = []
         for program in reversed(self._host.router.table.by_id.values()):
@@ -139,8 +142,6 @@ def _judged(record: ProgramRecord) -> dict[str, Any]:
 
 
 def _query(query: bytes) -> dict[str, str]:
-    from urllib.parse import parse_qsl
-
     return dict(parse_qsl(query.decode("latin-1")))
 
 
@@ -182,7 +183,7 @@ def read_verdict(body: bytes) -> Verdict:
     """
     said = _object(body)
     kind = said.get("verdict")
-    if not isinstance(kind, str) or kind not in VerdictKind:
+    if not isinstance(kind, str) or kind not in _VERDICTS:
         raise Unprocessable(f"verdict is {kind!r}; it must be one of {', '.join(VerdictKind)}", param="verdict")
     score = said.get("score")
     if score is not None and (isinstance(score, bool) or not isinstance(score, int | float)):

@@ -1,8 +1,8 @@
 """Carries one turn: the client's exchange on one side, attempts on engines on the other.
 
 A relay decides nothing. It reports what happened to its attempt as one `AttemptEnded` and does what the router says:
-dispatch (again), cancel, or end with an error. A whole answer reaches the client in one write when it is complete, so an
-engine that breaks in the middle of one can still be replaced; a stream reaches the client event by event.
+dispatch (again), cancel, or end with an error. A whole answer reaches the client in one write when it is complete, so
+an engine that breaks in the middle of one can still be replaced; a stream reaches the client event by event.
 """
 
 from typing import TYPE_CHECKING

@@ -2,8 +2,8 @@
 
 import hashlib
 import math
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -37,13 +37,9 @@ class Embedder(Protocol):
         """The components where that is cheap; None where `submit` must be used."""
         ...
 
-    def submit(self, text: str, callback: "OnComponents") -> None:
+    def submit(self, text: str, callback: Callable[[tuple[float, ...]], None]) -> None:
         """Compute off the loop; `callback` may be called on any thread."""
         ...
-
-
-class OnComponents(Protocol):
-    def __call__(self, components: tuple[float, ...]) -> None: ...
 
 
 class Turns:
@@ -112,7 +108,7 @@ class Turns:
             received_at_s=received_at_s,
         )
         self.host.relay_by_turn[turn_id] = relay
-        facts = {} if program is not None else _first_turn_facts(headers, request)
+        facts = _NOTHING if program is not None else _first_turn_facts(headers, request)
         arrival = e.TurnArrived(
             at_s=self.host.now_s(),
             turn_id=turn_id,
@@ -124,7 +120,9 @@ class Turns:
             is_final=is_final(headers),
             tenant=tenant,
             priority=_integer(headers, PRIORITY_HEADER, limit=PRIORITY_MAX),
-            **facts,
+            task_type=facts.task_type,
+            domain=facts.domain,
+            budget_s=facts.budget_s,
         )
         if program is not None or self._embedder is None:
             self.host.post(arrival)
@@ -198,19 +196,24 @@ def _digest(value: bytes) -> str:
 _DIGESTS: dict[bytes, str] = {}
 
 
-def _first_turn_facts(headers: Mapping[bytes, bytes], request: ModelRequest) -> dict[str, object]:
-    """What only a program's first turn tells: task type, domain, budget."""
-    facts: dict[str, object] = {}
-    task_type = _label(headers, TASK_TYPE_HEADER, request.metadata.task_type)
-    domain = _label(headers, DOMAIN_HEADER, request.metadata.domain)
-    if task_type:
-        facts["task_type"] = task_type
-    if domain:
-        facts["domain"] = domain
+class _Facts(NamedTuple):
+    """What only a program's first turn tells."""
+
+    task_type: str | None = None
+    domain: str | None = None
+    budget_s: float | None = None
+
+
+_NOTHING = _Facts()
+
+
+def _first_turn_facts(headers: Mapping[bytes, bytes], request: ModelRequest) -> _Facts:
     budget = headers.get(BUDGET_HEADER)
-    if budget is not None:
-        facts["budget_s"] = _budget_s(budget)
-    return facts
+    return _Facts(
+        task_type=_label(headers, TASK_TYPE_HEADER, request.metadata.task_type) or None,
+        domain=_label(headers, DOMAIN_HEADER, request.metadata.domain) or None,
+        budget_s=None if budget is None else _budget_s(budget),
+    )
 
 
 LABEL_MAX_CHARS = 128
