@@ -9,6 +9,7 @@ everything else is written at the end of the loop's turn. A verdict is acknowled
 
 import asyncio
 import contextlib
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -66,7 +67,7 @@ class Host:
         """Why no new work is taken: the journal cannot be written."""
         self._ask_selector = ask_selector
         self._loop = asyncio.get_running_loop()
-        self._offset_s = started_at_s - self._loop.time()
+        self._offset_s = started_at_s - time.monotonic()
         self._last_at_s = started_at_s
         self._queue: deque[tuple[e.Event, Callable[[], None] | None]] = deque()
         self._is_draining = False
@@ -84,7 +85,7 @@ class Host:
 
     def now_s(self) -> float:
         """Seconds on the run's clock; never falls (law L3)."""
-        now_s = self._loop.time() + self._offset_s
+        now_s = time.monotonic() + self._offset_s
         if now_s > self._last_at_s:
             self._last_at_s = now_s
         return self._last_at_s
@@ -176,12 +177,14 @@ class Host:
         known = self._timer_by_name.pop(command.timer, None)
         if known is not None:
             known.cancel()
-        due = command.fires_at_s - self._offset_s
-        self._timer_by_name[command.timer] = self._loop.call_at(due, self._fire, command.timer)
+        delay_s = max(0.0, command.fires_at_s - self.now_s())
+        self._timer_by_name[command.timer] = self._loop.call_later(delay_s, self._fire, command)
 
-    def _fire(self, timer: str) -> None:
-        self._timer_by_name.pop(timer, None)
-        self.post(e.TimerFired(at_s=self.now_s(), timer=timer))
+    def _fire(self, command: c.SetTimer) -> None:
+        self._timer_by_name.pop(command.timer, None)
+        # The loop's clock counts milliseconds: a timer is never told before it is due.
+        self._last_at_s = max(self._last_at_s, command.fires_at_s)
+        self.post(e.TimerFired(at_s=self.now_s(), timer=command.timer))
 
     def _ask(self, command: c.AskSelector) -> None:
         if self._ask_selector is not None:
