@@ -7,6 +7,7 @@ for usage in a stream, because credit and reservations need it; the extra chunk 
 """
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -253,11 +254,12 @@ class EventStream:
     def _take_usage(self, data: bytes) -> bytes:
         """Read usage from the events that carry it; drop an event that carries nothing else if we asked for it."""
         kept: list[bytes] = []
-        for event in _split_events(data):
-            if self._reads_usage(event) and self.drops_usage:
-                continue
-            kept.append(event)
-        return b"".join(kept)
+        done = 0
+        for start, end in _events_with_usage(data):
+            if self._reads_usage(data[start:end]) and self.drops_usage:
+                kept.append(data[done:start])
+                done = end
+        return data if done == 0 else b"".join((*kept, data[done:]))
 
     def _reads_usage(self, event: bytes) -> bool:
         """Whether the event carries usage and nothing else; remembers the usage."""
@@ -284,6 +286,15 @@ def _last_event_end(data: bytes) -> int:
     return max(plain + 2 if plain >= 0 else 0, carriage + 4 if carriage >= 0 else 0)
 
 
-def _split_events(data: bytes) -> list[bytes]:
-    """Whole events, each with its blank line."""
-    return [event for event in re.split(rb"(?<=\n\n)|(?<=\r\n\r\n)", data) if event]
+def _events_with_usage(data: bytes) -> Iterator[tuple[int, int]]:
+    """Where events that mention a usage object begin and end, each with its blank line."""
+    end = 0
+    for match in _USAGE_OBJECT.finditer(data):
+        if match.start() < end:
+            continue
+        start = _last_event_end(data[end : match.start()]) + end
+        plain = data.find(b"\n\n", match.end())
+        carriage = data.find(b"\r\n\r\n", match.end())
+        ends = [at for at in (plain + 2 if plain >= 0 else 0, carriage + 4 if carriage >= 0 else 0) if at]
+        end = min(ends, default=len(data))
+        yield start, end
