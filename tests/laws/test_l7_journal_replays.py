@@ -162,7 +162,7 @@ def test_l7_a_journal_replays(script: list[Act], preset: str, tmp_path_factory: 
 
 
 SCRIPT: list[Act] = [
-    (act, 13 * i + k) for i in range(12) for k, act in enumerate(("arrive", "signal", "answer", "end", "verdict"))
+    (act, 13 * i + 12 * k) for i in range(12) for k, act in enumerate(("arrive", "signal", "answer", "end", "verdict"))
 ]
 
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 import loadwise
-from loadwise.kernel.commands import Command, RecordCredit, RecordDecision, RecordPropensities
+from loadwise.kernel.commands import Command, Dispatch, RecordCredit, RecordDecision, RecordPropensities, SetTimer
 from loadwise.kernel.errors import Error, SchemaMismatch
 from loadwise.kernel.events import Event
 from loadwise.kernel.fact import Fact
@@ -114,6 +114,8 @@ def _plain_number(value: Any) -> Any:
     return item()
 
 
+_RECORDS = (RecordDecision, RecordPropensities, RecordCredit)
+
 _sorted = msgspec.msgpack.Encoder(order="deterministic")
 _encoder = msgspec.msgpack.Encoder(enc_hook=_plain_number)
 _encode = _encoder.encode
@@ -133,23 +135,32 @@ _decode_version = msgspec.msgpack.Decoder(_Version).decode
 def digest_commands(commands: Sequence[Command]) -> int:
     """64 bits that are equal for equal commands, on every machine and under every hash seed; 0 for none.
 
-    The commands pass once through their own schema, so that `60` and `60.0` in a field of float seconds are the same:
-    a replayed event has been through it too, and what it leads to must not look different.
+    Commands pass through their own schema first, so that `60` and `60.0` in a field of float seconds are the same: a
+    replayed event has been through it too, and what it leads to must not look different.
     """
     if not commands:
         return 0
     exact: list[Command] = []
     parts: list[Any] = [exact]
+    is_plain = True
     for i, command in enumerate(commands):
-        if isinstance(command, RecordDecision):
+        if isinstance(command, Dispatch):
+            # The commonest two: a look at their one float is cheaper than the way through the schema.
+            is_plain = is_plain and type(command.wait_s) is float
+            exact.append(command)
+        elif isinstance(command, SetTimer):
+            is_plain = is_plain and type(command.fires_at_s) is float
+            exact.append(command)
+        elif isinstance(command, RecordDecision):
             parts.append((i, _decision_skeleton(command)))
         elif isinstance(command, RecordPropensities):
             parts.append((i, (command.decision_id, len(command.propensities))))
         elif isinstance(command, RecordCredit):
             parts.append((i, (command.decision_id, command.program_id, command.model)))
         else:
+            is_plain = False
             exact.append(command)
-    if exact:
+    if not is_plain:
         parts[0] = _decode_commands(_encode(exact))
     return int.from_bytes(_blake2b(_encode(parts), digest_size=8).digest(), "little") or 1
 
@@ -172,13 +183,17 @@ def make_entry(sequence: int, event: Event, commands: Sequence[Command]) -> Entr
     """The entry that journals `event` and the machine's answer to it."""
     if not commands:
         return Entry(sequence=sequence, event=event)
+    digest = digest_commands(commands)
+    records = [c for c in commands if isinstance(c, _RECORDS)]
+    if not records:
+        return Entry(sequence=sequence, event=event, digest=digest)
     return Entry(
         sequence=sequence,
         event=event,
-        decisions=tuple([c for c in commands if type(c) is RecordDecision]),
-        propensities=tuple([c for c in commands if type(c) is RecordPropensities]),
-        credits=tuple([c for c in commands if type(c) is RecordCredit]),
-        digest=digest_commands(commands),
+        decisions=tuple([c for c in records if isinstance(c, RecordDecision)]),
+        propensities=tuple([c for c in records if isinstance(c, RecordPropensities)]),
+        credits=tuple([c for c in records if isinstance(c, RecordCredit)]),
+        digest=digest,
     )
 
 

@@ -31,7 +31,7 @@ from .reader import TornTail
 from .repair import cut_torn_tail
 from .snapshot import Snapshot, SnapshotWriter, prune_snapshots
 
-SEGMENT_BYTES = 16 << 20
+SEGMENT_BYTES = 8 << 20
 """Size at which a segment is closed: about a second or two of replay after a crash."""
 
 PENDING_MAX_BYTES = 4 << 20
