@@ -82,6 +82,7 @@ class VirtualBackend:
         if self._is_down:
             self._over(AttemptOver(attempt, AttemptOutcome.REFUSED, detail="connection refused"))
             return
+        self.advance(now_s)
         self.attempts[attempt.request.request_id] = attempt
         try:
             self._engine.submit(attempt.request)
@@ -92,6 +93,7 @@ class VirtualBackend:
 
     def take_back(self, request_id: int, outcome: AttemptOutcome, now_s: float, detail: str = "") -> bool:
         """Close an attempt's connection, so that the engine stops. False where it is over already."""
+        self.advance(now_s)
         if request_id not in self.attempts:
             return False
         self._engine.cancel(request_id)
@@ -127,6 +129,7 @@ class VirtualBackend:
 
     def slow(self, speed_ratio: float, now_s: float) -> None:
         """Every engine step from now on takes longer."""
+        self.advance(now_s)
         self._engine.set_speed(speed_ratio)
         self.advance(now_s)
 

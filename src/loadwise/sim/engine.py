@@ -3,9 +3,10 @@
 Theory of operation. An engine is a state machine over instants that its driver names. `step(now_s)` does all that was
 due up to `now_s`, begins what comes next, and says in how many seconds it will next have something to say. The
 virtual host (`sim.world`) wakes it at exactly that instant; the emulator sleeps for that long in (scaled) real time.
-One rule binds every driver: after `submit`, `cancel` or `set_speed`, call `step(now_s)` at once, because the engine's
-own plan may have become shorter. A driver may also call early (to stream tokens more finely); the engine then says
-how much is done, and nothing about the outcome changes.
+One rule binds every driver: bring the engine to the present with `step(now_s)` before `submit`, `cancel` or
+`set_speed`, and call `step(now_s)` again after it, because the engine's own plan may have become shorter. A driver may
+also call early at any time (to stream tokens more finely); the engine then says how much is done, and nothing about
+the outcome changes.
 """
 
 from typing import Protocol
