@@ -1,13 +1,9 @@
-"""Run one scenario under the direct machine and print its report and a digest of its journal (a child of a test)."""
+"""Run one scenario under its pool's stack and print its report and a digest of its journal (a child of a test)."""
 
 import hashlib
 import sys
-from pathlib import Path
 
 import msgspec
-
-sys.path.insert(0, str(Path(__file__).parent))
-from direct_machine import DirectMachine
 
 from loadwise.kernel.commands import Command
 from loadwise.kernel.events import Event
@@ -31,5 +27,5 @@ class Digest:
 if __name__ == "__main__":
     scenario = load_scenario(sys.argv[1])
     journal = Digest()
-    report = simulate(scenario, int(sys.argv[2]), machine=DirectMachine(scenario.backends, n_tries=2), journal=journal)
+    report = simulate(scenario, int(sys.argv[2]), journal=journal)
     sys.stdout.write(report.to_json().decode() + journal.sha.hexdigest())

@@ -5,17 +5,16 @@ ones, and nothing is guessed.
 """
 
 import math
-from collections.abc import Hashable
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-import yaml
 
 from loadwise.kernel.errors import ConfigError
 from loadwise.kernel.fact import Fact
 from loadwise.kernel.pool import BackendSpec, ModelSpec
 from loadwise.kernel.streams import Streams
+from loadwise.settings import Config, parse_config, parse_yaml
 
 from .draw import Quantity
 from .engine import Engine
@@ -116,14 +115,17 @@ class Scenario(Fact, frozen=True, kw_only=True):
         self._check_names()
 
     def _check_names(self) -> None:
-        names = {backend.name for backend in self.backends}
+        config = self.config
+        names = {backend.name for backend in config.backends}
+        if not names:
+            raise ConfigError("pool: backends is empty; a simulated world needs at least one")
         for used in [*self.engines, *(failure.backend for failure in self.failures)]:
             if used not in names:
                 raise ConfigError(f"backend {used!r} is not in the pool; it has {', '.join(sorted(names))}")
         self._check_failures()
-        unknown = sorted((set(self.truth.success) | set(self.truth.output_ratio)) - set(self.models))
+        unknown = sorted((set(self.truth.success) | set(self.truth.output_ratio)) - set(config.models))
         if unknown:
-            raise ConfigError(f"truth knows {unknown[0]!r}, the pool only {', '.join(sorted(self.models))}")
+            raise ConfigError(f"truth knows {unknown[0]!r}, the pool only {', '.join(sorted(config.models))}")
 
     def _check_failures(self) -> None:
         well_at_s: dict[str, float] = {}
@@ -135,26 +137,19 @@ class Scenario(Fact, frozen=True, kw_only=True):
             well_at_s[failure.backend] = math.inf if failure.for_s is None else failure.at_s + failure.for_s
 
     @property
+    def config(self) -> Config:
+        """The pool file, presets applied."""
+        return parse_config(self.pool, where="pool")
+
+    @property
     def backends(self) -> tuple[BackendSpec, ...]:
         """The pool's backends, in the file's order."""
-        backends: tuple[BackendSpec, ...] = _pool_part(self.pool, "backends", tuple[BackendSpec, ...])
-        return backends
+        return self.config.backends
 
     @property
     def models(self) -> dict[str, ModelSpec]:
         """The pool's models."""
-        models: dict[str, ModelSpec] = _pool_part(self.pool, "models", dict[str, ModelSpec])
-        return models
-
-
-def _pool_part(pool: dict[str, Any], key: str, kind: Any) -> Any:
-    try:
-        part = msgspec.convert(pool.get(key), kind)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"pool.{key}: {error}") from error
-    if not part:
-        raise ConfigError(f"pool.{key} is empty")
-    return part
+        return self.config.models
 
 
 def open_engine(spec: EngineSpec, streams: Streams, name: str) -> Engine:
@@ -180,11 +175,9 @@ def load_scenario(path: str | Path) -> Scenario:
 def parse_scenario(text: str, name: str = "scenario") -> Scenario:
     """Read a scenario from YAML text; `name` is used in messages."""
     try:
-        document = yaml.load(text, Loader=_StrictLoader)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"{name} is not YAML: {error}") from error
-    if not isinstance(document, dict):
-        raise ConfigError(f"{name} holds {type(document).__name__}, not a mapping")
+        document = parse_yaml(text, where=name)
+    except RecursionError as error:
+        raise ConfigError(f"{name} is not valid YAML: it is nested too deeply") from error
     version = document.get("scenario")
     if version != SCENARIO_VERSION or isinstance(version, bool):
         raise ConfigError(f"{name}: scenario is {version!r}; this version reads {SCENARIO_VERSION}")
@@ -217,19 +210,3 @@ def _structs_in(kind: Any) -> list[Any]:
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return [kind]
     return [found for part in getattr(kind, "__args__", ()) for found in _structs_in(part)]
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """Refuses a key that is written twice, which plain YAML would silently drop."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[Hashable] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if isinstance(key, Hashable):
-                if key in seen:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"the key {key!r} is written twice", key_node.start_mark
-                    )
-                seen.add(key)
-        return super().construct_mapping(node, deep)

@@ -1,8 +1,7 @@
 """`simulate`: a scenario and a seed become a report."""
 
-import math
-
 from loadwise.kernel.machine import Machine
+from loadwise.settings import open_stack
 
 from .report import Report
 from .scenario import Scenario
@@ -15,22 +14,22 @@ def simulate(
     *,
     machine: Machine | None = None,
     journal: JournalWriter | None = None,
-    hold_limit_s: float = math.inf,
+    hold_limit_s: float | None = None,
 ) -> Report:
     """Run a scenario to its end.
 
     Args:
         machine: What decides; the stack of the scenario's pool where absent.
         journal: Gets every event with its commands.
-        hold_limit_s: How long the machine may hold a turn at most; checked.
+        hold_limit_s: How long the machine may hold a turn at most, which is checked; the pool's own limit where absent.
 
     Raises:
         ConfigError: the scenario's pool is wrong.
         LawBroken: a law does not hold.
     """
+    config = scenario.config
     if machine is None:
-        # Imported here: the stack is wired above this room, and a world needs only the machine it is given.
-        from loadwise.settings import open_stack, parse_config
-
-        machine = open_stack(parse_config(scenario.pool), seed)
+        machine = open_stack(config, seed)
+    if hold_limit_s is None:
+        hold_limit_s = config.router.hold_max_s
     return World(scenario, machine, seed, journal=journal, hold_limit_s=hold_limit_s).run()

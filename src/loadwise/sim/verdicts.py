@@ -17,8 +17,8 @@ _RATIOS = ("loss_ratio", "abstain_ratio", "false_pass_ratio", "false_fail_ratio"
 class VerdictSpec(Fact, frozen=True, kw_only=True):
     """The `verdicts:` of a scenario."""
 
-    source: Literal["verifier", "agent", "none"] = "verifier"
-    """Who reports: a verifier when the machine asks for one, the agent after its own end, or nobody."""
+    source: Literal["agent", "verifier", "none"] = "agent"
+    """Who reports: the agent after its own end, a verifier when the machine asks for one, or nobody."""
     delay_s: Quantity = 0.0
     loss_ratio: float = 0.0
     """Share of programs whose verdict never comes."""
