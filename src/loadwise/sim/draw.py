@@ -1,0 +1,107 @@
+"""Random quantities of a scenario file: one named distribution, with optional bounds."""
+
+import math
+
+from loadwise.kernel.errors import ConfigError
+from loadwise.kernel.fact import Fact
+from loadwise.kernel.streams import Generator
+
+
+class LogNormal(Fact, frozen=True, kw_only=True):
+    """`exp(N(ln median, sigma²))`: the usual shape of prompt and output lengths."""
+
+    median: float
+    sigma: float
+
+
+class Draw(Fact, frozen=True, kw_only=True):
+    """Exactly one distribution; `min` and `max` clip what it yields.
+
+    >>> import numpy as np
+    >>> Draw(choice=[3.0]).sample(np.random.default_rng(0))
+    3.0
+    """
+
+    constant: float | None = None
+    uniform: tuple[float, float] | None = None
+    """Lowest and highest value."""
+    exponential: float | None = None
+    """Its mean."""
+    geometric: float | None = None
+    """Its mean, >= 1; values are 1, 2, …"""
+    lognormal: LogNormal | None = None
+    choice: list[float] | None = None
+    """Equally likely values."""
+    min: float | None = None
+    max: float | None = None
+
+    def __post_init__(self) -> None:
+        kinds = ("constant", "uniform", "exponential", "geometric", "lognormal", "choice")
+        given = [name for name in kinds if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = " and ".join(given) if given else "none"
+            raise ConfigError(f"a distribution names exactly one of {', '.join(kinds)}; found {found}")
+        if any(not math.isfinite(v) for v in self._numbers()):
+            raise ConfigError(f"{given[0]} has a number that is not finite")
+        self._check_ranges()
+
+    def _numbers(self) -> list[float]:
+        numbers = [v for v in (self.constant, self.exponential, self.geometric, self.min, self.max) if v is not None]
+        if self.lognormal is not None:
+            numbers += [self.lognormal.median, self.lognormal.sigma]
+        return numbers + list(self.uniform or ()) + list(self.choice or ())
+
+    def _check_ranges(self) -> None:
+        if self.uniform is not None and self.uniform[0] > self.uniform[1]:
+            raise ConfigError(f"uniform is {list(self.uniform)!r}; the first value must not exceed the second")
+        if self.exponential is not None and self.exponential < 0:
+            raise ConfigError(f"exponential is {self.exponential!r}; its mean must be >= 0")
+        if self.geometric is not None and self.geometric < 1:
+            raise ConfigError(f"geometric is {self.geometric!r}; its mean must be >= 1")
+        if self.lognormal is not None and (self.lognormal.median <= 0 or self.lognormal.sigma < 0):
+            raise ConfigError(f"lognormal is {self.lognormal!r}; median must be > 0 and sigma >= 0")
+        if self.choice is not None and not self.choice:
+            raise ConfigError("choice is empty; it must have at least one value")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ConfigError(f"min {self.min!r} exceeds max {self.max!r}")
+
+    def sample(self, rng: Generator) -> float:
+        """One value."""
+        value = self._sample(rng)
+        if self.min is not None:
+            value = max(value, self.min)
+        if self.max is not None:
+            value = min(value, self.max)
+        return value
+
+    def _sample(self, rng: Generator) -> float:
+        if self.uniform is not None:
+            return float(rng.uniform(*self.uniform))
+        if self.exponential is not None:
+            return float(rng.exponential(self.exponential))
+        if self.geometric is not None:
+            return float(rng.geometric(1.0 / self.geometric))
+        if self.lognormal is not None:
+            return float(self.lognormal.median * math.exp(self.lognormal.sigma * rng.standard_normal()))
+        if self.choice is not None:
+            return float(self.choice[int(rng.integers(len(self.choice)))])
+        return float(self.constant or 0.0)
+
+
+Quantity = float | Draw
+"""In a file: a bare number, or a distribution."""
+
+
+def sample(quantity: Quantity, rng: Generator) -> float:
+    """One value of a number or a distribution."""
+    return quantity.sample(rng) if isinstance(quantity, Draw) else float(quantity)
+
+
+def sample_seconds(quantity: Quantity, rng: Generator) -> float:
+    """One duration, never negative."""
+    return max(sample(quantity, rng), 0.0)
+
+
+def sample_count(quantity: Quantity, rng: Generator, least: int, most: int = 10_000_000) -> int:
+    """One whole number of at least `least` and at most `most` (law L15: no draw is unbounded)."""
+    return int(min(max(round(sample(quantity, rng)), least), most))

@@ -1,0 +1,212 @@
+"""A scenario file: a pool, the true engines behind it, what agents bring and what only the world knows.
+
+The format is described in docs/formats/scenario.md. Reading is strict: an unknown key is an error that lists the valid
+ones, and nothing is guessed.
+"""
+
+import math
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from loadwise.kernel.errors import ConfigError
+from loadwise.kernel.fact import Fact
+from loadwise.kernel.pool import BackendSpec, ModelSpec
+from loadwise.kernel.streams import Streams
+from loadwise.settings import Config, parse_config, parse_yaml
+
+from .draw import Quantity
+from .engine import Engine
+from .servers_engine import ServersEngine, ServersEngineSpec
+from .simple_engine import SimpleEngine, SimpleEngineSpec
+from .truth import TruthSpec
+from .verdicts import VerdictSpec
+from .workload import WorkloadSpec
+
+SCENARIO_VERSION = 1
+
+EngineSpec = SimpleEngineSpec | ServersEngineSpec
+
+
+class SignalSpec(Fact, frozen=True, kw_only=True):
+    """How the host reads the engines."""
+
+    every_s: float = 1.0
+    """0 never reads: machines know nothing but what they did."""
+    delay_s: float = 0.0
+    """Age of a reading when it reaches the machine."""
+
+    def __post_init__(self) -> None:
+        for name in ("every_s", "delay_s"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ConfigError(f"signals {name} is {value!r}; it must be a finite number >= 0")
+
+
+class SelectorSpec(Fact, frozen=True, kw_only=True):
+    """The user's own selector, as the world plays it."""
+
+    answers: Literal["uniform", "error", "nothing"] = "uniform"
+    """A candidate at random, a failure, or silence until the machine's own time limit."""
+    delay_s: Quantity = 0.0
+
+
+class Failure(Fact, frozen=True, kw_only=True):
+    """What befalls a backend at an instant."""
+
+    at_s: float
+    backend: str
+    kind: Literal["crash", "hang", "slow"]
+    """`crash`: running attempts break and new ones are refused. `hang`: connections are taken and nothing comes.
+    `slow`: engine steps last longer."""
+    for_s: float | None = None
+    """Until it is well again (a crashed engine comes back empty); absent means for good."""
+    speed_ratio: float = 0.25
+    """Of `slow`: speed relative to a healthy engine."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.at_s) and self.at_s >= 0):
+            raise ConfigError(f"failure at_s is {self.at_s!r}; it must be a finite number >= 0")
+        if self.for_s is not None and not (math.isfinite(self.for_s) and self.for_s > 0):
+            raise ConfigError(f"failure for_s is {self.for_s!r}; it must be a finite number > 0")
+        if not 0 < self.speed_ratio <= 1000:
+            raise ConfigError(f"failure speed_ratio is {self.speed_ratio!r}; it must be in (0, 1000]")
+
+
+class Scenario(Fact, frozen=True, kw_only=True):
+    """A simulated world, whole."""
+
+    scenario: int
+    """Format version."""
+    name: str
+    pool: dict[str, Any]
+    """Exactly a pool file."""
+    engines: dict[str, EngineSpec] = {}
+    """The true engine of each backend by name; one that is absent gets the default simple engine."""
+    workload: WorkloadSpec
+    truth: TruthSpec = TruthSpec()
+    verdicts: VerdictSpec = VerdictSpec()
+    signals: SignalSpec = SignalSpec()
+    selector: SelectorSpec = SelectorSpec(answers="nothing")
+    failures: list[Failure] = []
+    n_programs: int | None = None
+    """No program arrives after so many; the run then ends when all are over and judged."""
+    until_s: float | None = None
+    """The run is cut here."""
+    max_events: int = 20_000_000
+    """A run that needs more is refused (law L15)."""
+    stall_limit_s: float = 7200.0
+    """Nothing may happen to open programs for longer than this while only the host's readings go on."""
+
+    def __post_init__(self) -> None:
+        if self.scenario != SCENARIO_VERSION:
+            raise ConfigError(f"scenario is {self.scenario!r}; this version reads {SCENARIO_VERSION}")
+        if self.n_programs is None and self.until_s is None:
+            raise ConfigError("a scenario needs n_programs or until_s, or it would never end")
+        if self.n_programs is not None and self.n_programs < 1:
+            raise ConfigError(f"n_programs is {self.n_programs!r}; it must be >= 1")
+        for name in ("until_s", "stall_limit_s"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise ConfigError(f"{name} is {value!r}; it must be a finite number > 0")
+        if self.max_events < 1:
+            raise ConfigError(f"max_events is {self.max_events!r}; it must be >= 1")
+        self._check_names()
+
+    def _check_names(self) -> None:
+        config = self.config
+        names = {backend.name for backend in config.backends}
+        if not names:
+            raise ConfigError("pool: backends is empty; a simulated world needs at least one")
+        for used in [*self.engines, *(failure.backend for failure in self.failures)]:
+            if used not in names:
+                raise ConfigError(f"backend {used!r} is not in the pool; it has {', '.join(sorted(names))}")
+        self._check_failures()
+        unknown = sorted((set(self.truth.success) | set(self.truth.output_ratio)) - set(config.models))
+        if unknown:
+            raise ConfigError(f"truth knows {unknown[0]!r}, the pool only {', '.join(sorted(config.models))}")
+
+    def _check_failures(self) -> None:
+        well_at_s: dict[str, float] = {}
+        for failure in sorted(self.failures, key=lambda f: f.at_s):
+            if failure.at_s < well_at_s.get(failure.backend, 0.0):
+                raise ConfigError(
+                    f"failures of backend {failure.backend!r} overlap at {failure.at_s} s; one must be over first"
+                )
+            well_at_s[failure.backend] = math.inf if failure.for_s is None else failure.at_s + failure.for_s
+
+    @property
+    def config(self) -> Config:
+        """The pool file, presets applied."""
+        return parse_config(self.pool, where="pool")
+
+    @property
+    def backends(self) -> tuple[BackendSpec, ...]:
+        """The pool's backends, in the file's order."""
+        return self.config.backends
+
+    @property
+    def models(self) -> dict[str, ModelSpec]:
+        """The pool's models."""
+        return self.config.models
+
+
+def open_engine(spec: EngineSpec, streams: Streams, name: str) -> Engine:
+    """A fresh engine of a backend."""
+    if isinstance(spec, ServersEngineSpec):
+        return ServersEngine(spec, streams, name)
+    return SimpleEngine(spec)
+
+
+def load_scenario(path: str | Path) -> Scenario:
+    """Read a scenario file.
+
+    Raises:
+        ConfigError: it cannot be read, is no YAML, or breaks the format; the message names the place.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"scenario {str(path)!r} cannot be read: {error}") from error
+    return parse_scenario(text, str(path))
+
+
+def parse_scenario(text: str, name: str = "scenario") -> Scenario:
+    """Read a scenario from YAML text; `name` is used in messages."""
+    try:
+        document = parse_yaml(text, where=name)
+    except RecursionError as error:
+        raise ConfigError(f"{name} is not valid YAML: it is nested too deeply") from error
+    version = document.get("scenario")
+    if version != SCENARIO_VERSION or isinstance(version, bool):
+        raise ConfigError(f"{name}: scenario is {version!r}; this version reads {SCENARIO_VERSION}")
+    try:
+        return msgspec.convert(document, Scenario)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{name}: {error}{_valid_keys(str(error))}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from error
+
+
+def _valid_keys(message: str) -> str:
+    """The keys that are valid where an unknown one was found, for the end of the message."""
+    if "unknown field" not in message:
+        return ""
+    place = message.rsplit("at `$", 1)[-1].rstrip("`") if "at `$" in message else ""
+    kinds: list[Any] = [Scenario]
+    for part in place.replace("[...]", ".*").strip(".").split("."):
+        if part and part != "*":
+            kinds = [kind for owner in kinds for kind in _structs_in(_field_type(owner, part))]
+    names = sorted({name for kind in kinds for name in kind.__struct_encode_fields__})
+    return f"; valid keys: {', '.join(names)}" if names else ""
+
+
+def _field_type(owner: Any, name: str) -> Any:
+    return next((field.type for field in msgspec.structs.fields(owner) if field.encode_name == name), None)
+
+
+def _structs_in(kind: Any) -> list[Any]:
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return [kind]
+    return [found for part in getattr(kind, "__args__", ()) for found in _structs_in(part)]

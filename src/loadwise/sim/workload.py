@@ -1,0 +1,163 @@
+"""What agents bring: when programs arrive and how their turns are shaped.
+
+A program's shape is drawn from the seed and the program's number alone, so that two policies meet the same programs.
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from loadwise.kernel.errors import ConfigError
+from loadwise.kernel.fact import Fact
+from loadwise.kernel.streams import Generator, Streams
+
+from .draw import Draw, LogNormal, Quantity, sample_count, sample_seconds
+
+MAX_TURNS = 4096
+"""Most turns of one program; also the stride of the engines' luck index."""
+
+
+class Poisson(Fact, frozen=True, kw_only=True, tag_field="kind", tag="poisson"):
+    """An open stream: programs arrive whatever the pool does."""
+
+    programs_per_s: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.programs_per_s < float("inf"):
+            raise ConfigError(f"arrivals programs_per_s is {self.programs_per_s!r}; it must be a finite number > 0")
+
+
+class Closed(Fact, frozen=True, kw_only=True, tag_field="kind", tag="closed"):
+    """A closed loop: so many agents, each starting its next program when its last one is over."""
+
+    n_agents: int
+    think_s: Quantity = 0.0
+    """Between two programs of one agent."""
+    stagger_s: Quantity = 0.0
+    """Before an agent's first program."""
+
+    def __post_init__(self) -> None:
+        if self.n_agents < 1:
+            raise ConfigError(f"arrivals n_agents is {self.n_agents!r}; it must be >= 1")
+
+
+class WorkloadSpec(Fact, frozen=True, kw_only=True):
+    """The `workload:` of a scenario."""
+
+    arrivals: Poisson | Closed
+    task_types: dict[str, float] = {}
+    """Weight by task type; empty means that programs name none."""
+    domains: dict[str, float] = {}
+    turns: Quantity = 1.0
+    first_prompt_tokens: Quantity = Draw(lognormal=LogNormal(median=1000.0, sigma=0.5))
+    growth_tokens: Quantity = 200.0
+    """What a tool's answer adds to the context between two turns."""
+    output_tokens: Quantity = Draw(lognormal=LogNormal(median=150.0, sigma=0.5))
+    tool_s: Quantity = 1.0
+    """Between an answer and the next turn."""
+    context_limit_tokens: int = 100_000
+    """A program stops growing here: it says its last turn early."""
+    max_output_tokens: int | None = None
+    """What clients put into `max_tokens`; caps the output."""
+    ends: Literal["finish", "final", "idle"] = "finish"
+    """How a program's end is told: by a finish call, on its last turn, or not at all."""
+    patience_s: Quantity | None = None
+    """A client leaves when no first byte has come for so long; absent means never."""
+    budget_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("task_types", "domains"):
+            check_weights(name, getattr(self, name))
+        if self.context_limit_tokens < 2:
+            raise ConfigError(f"context_limit_tokens is {self.context_limit_tokens!r}; it must be >= 2")
+        if self.max_output_tokens is not None and self.max_output_tokens < 1:
+            raise ConfigError(f"max_output_tokens is {self.max_output_tokens!r}; it must be >= 1")
+        if self.budget_s is not None and not 0 < self.budget_s < float("inf"):
+            raise ConfigError(f"budget_s is {self.budget_s!r}; it must be a finite number > 0")
+
+
+class TurnShape(msgspec.Struct, frozen=True, gc=False):
+    """One turn before any model has seen it."""
+
+    growth_tokens: int
+    """Added to the context before this turn (the whole prompt at the first)."""
+    output_tokens: int
+    """At an output ratio of one."""
+    gap_s: float
+    """Since the previous answer; 0 at the first turn."""
+
+
+class ProgramShape(msgspec.Struct, frozen=True):
+    """One program before any model has seen it."""
+
+    number: int
+    task_type: str | None
+    domain: str | None
+    turns: tuple[TurnShape, ...]
+    patience_s: float | None = None
+
+
+def check_weights(name: str, weights: Mapping[str, float]) -> None:
+    """Refuse weights that are no distribution after scaling."""
+    bad = {k: v for k, v in weights.items() if not 0 <= v < float("inf")}
+    if bad:
+        raise ConfigError(f"{name} has the weights {bad!r}; each must be a finite number >= 0")
+    if weights and sum(weights.values()) <= 0:
+        raise ConfigError(f"{name} has no weight above 0")
+
+
+def pick(weights: Mapping[str, float], rng: Generator) -> str | None:
+    """One name by weight, in the file's order; None where there are no names. Draws once in either case."""
+    u = float(rng.random())
+    if not weights:
+        return None
+    total = sum(weights.values())
+    for name, weight in weights.items():
+        u -= weight / total
+        if u < 0:
+            return name
+    return [name for name, weight in weights.items() if weight > 0][-1]
+
+
+class Workload:
+    """Draws programs and the times between them."""
+
+    def __init__(self, spec: WorkloadSpec, streams: Streams) -> None:
+        self.spec = spec
+        self._streams = streams
+
+    def shape(self, number: int) -> ProgramShape:
+        """Program `number`: always the same for one seed."""
+        spec, rng = self.spec, self._streams.at("shape", number)
+        task_type, domain = pick(spec.task_types, rng), pick(spec.domains, rng)
+        patience_s = None if spec.patience_s is None else sample_seconds(spec.patience_s, rng)
+        n_turns = sample_count(spec.turns, rng, least=1, most=MAX_TURNS)
+        turns: list[TurnShape] = []
+        context_tokens = 0
+        for i in range(n_turns):
+            growth = sample_count(spec.growth_tokens if i else spec.first_prompt_tokens, rng, least=0 if i else 1)
+            output = sample_count(spec.output_tokens, rng, least=1)
+            gap_s = sample_seconds(spec.tool_s, rng) if i else 0.0
+            if turns and context_tokens + growth + output > spec.context_limit_tokens:
+                break
+            growth = min(growth, spec.context_limit_tokens - 1)
+            output = min(output, spec.context_limit_tokens - growth)
+            context_tokens += growth + output
+            turns.append(TurnShape(growth, output, gap_s))
+        return ProgramShape(number, task_type, domain, tuple(turns), patience_s)
+
+    def until_next_s(self, number: int) -> float:
+        """Seconds between the arrivals of programs `number - 1` and `number` of an open stream."""
+        arrivals = self.spec.arrivals
+        if not isinstance(arrivals, Poisson):
+            raise TypeError("a closed loop has no arrival times of its own")
+        return float(self._streams.at("arrival", number).exponential(1.0 / arrivals.programs_per_s))
+
+    def think_s(self, number: int, is_first: bool) -> float:
+        """Seconds an agent of a closed loop waits before it starts program `number`."""
+        arrivals = self.spec.arrivals
+        if not isinstance(arrivals, Closed):
+            raise TypeError("an open stream has no agents that think")
+        quantity = arrivals.stagger_s if is_first else arrivals.think_s
+        return sample_seconds(quantity, self._streams.at("think", number))
