@@ -194,6 +194,8 @@ class Bench:
         self.samples.count(target.name, kind, errors)
         if not errors:
             self.samples.put(target.name, f"rps.{kind}", run, met.per_s)
+            if busy_ratio > 0.05:
+                self.samples.put(target.name, f"rps_per_core.{kind}", run, met.per_s / busy_ratio)
 
 
 def cut_short(met: wrk.Counted, answer_bytes: int) -> int:

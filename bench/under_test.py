@@ -46,11 +46,11 @@ models:
   medium: {{usd_per_million: {{input: 0.32, output: 3.20}}}}
   large: {{usd_per_million: {{input: 1.00, output: 5.00}}}}
 backends:
-  - {{name: a, model: small, url: "{engine_url}/v1", engine: api}}
-  - {{name: b, model: medium, url: "{engine_url}/v1", engine: api}}
-  - {{name: c, model: large, url: "{engine_url}/v1", engine: api}}
-router: {{policy: linucb, embedder: {embedder}}}
-journal: {{path: "{journal}"}}
+  - {{name: a, model: small, url: "{engine_url}/v1", engine: vllm}}
+  - {{name: b, model: medium, url: "{engine_url}/v1", engine: vllm}}
+  - {{name: c, model: large, url: "{engine_url}/v1", engine: vllm}}
+router: {{policy: linucb}}
+gateway: {{port: {port}, journal: "{journal}", embedder: {embedder}}}
 """
 
 
@@ -58,8 +58,9 @@ def start_loadwise(directory: Path, engine_url: str, core: int, embedder: str = 
     """Start our gateway as a user does, with a journal in `directory` and three models that one engine serves."""
     port = free_port()
     pool = directory / "pool.yaml"
-    pool.write_text(POOL.format(engine_url=engine_url, embedder=embedder, journal=directory / "journal"))
-    arguments = ["-m", "loadwise.cli.main", "serve", str(pool), "--host", "127.0.0.1", "--port", str(port)]
+    journal = directory / "journal"
+    pool.write_text(POOL.format(engine_url=engine_url, port=port, journal=journal, embedder=embedder))
+    arguments = ["-m", "loadwise.cli.main", "serve", str(pool)]
     return _python(OURS, arguments, core, directory), Endpoint(name=OURS, port=port, model="auto")
 
 
