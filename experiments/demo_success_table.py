@@ -4,16 +4,20 @@
 
 Every choice below was written down, and committed, before any success figure by family was computed:
 
-* Source: TIGER-AI-Lab/MMLU-Pro, eval_results (Apache-2.0). Only aggregates leave this script.
+* Source: TIGER-AI-Lab/MMLU-Pro, eval_results at f418b116 (Apache-2.0), 5-shot chain of thought, as the tables
+  outcomes/mmlu_pro and predictions/mmlu_pro of OUTCOMES_DIR. Only aggregates leave this script.
 * Families map by subject matter: arithmetic to math, unit problems to physics (quantities with units), string
   problems to computer science, date problems to business (instalments, terms and day counts).
-* Models: of those that answered every question, *large* has the highest overall success, *small* the lowest, and
-  *medium*, of those whose mean cost lies strictly between the two, the overall success nearest to their midpoint.
-* Difficulty: a question's grade is how many of the *other* models that answered every question got it right, so the
-  three emulated models have no say in it. Within a domain, questions sorted by grade (ties by question id) are cut
-  into five equal groups; level 1 is the easiest.
-* Success of (model, family, level): the mean of the published outcomes in that group, three decimals, not smoothed.
-* Output tokens of (model, family): the published answers' mean length (characters / 4 in the source), rounded.
+* Models: of those that answered every question, *large* has the highest overall success, *small* the lowest,
+  and *medium*, of those whose mean cost lies strictly between the two, the overall success nearest to their
+  midpoint.
+* Difficulty: a question's grade is how many of the *other* models that answered every question got it right,
+  so the three emulated models have no say in it. Within a domain, questions sorted by grade (ties by question
+  id) are cut into five equal groups; level 1 is the easiest.
+* Success of (model, family, level): the mean of the published outcomes in that group, three decimals, not
+  smoothed.
+* Output tokens of (model, family): the published answers' mean length (characters / 4 in the source),
+  rounded.
 * Prices: the folder's price list, whose makers wrote list prices of 2024 down from memory.
 """
 

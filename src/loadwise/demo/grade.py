@@ -1,7 +1,8 @@
 """Read the answer out of a model's text and compare it with the known one.
 
-The text is hostile until proven otherwise: it may hold every weekday, a thousand numbers, or a number that only looks
-right. So the last `Answer:` decides, its line must hold exactly one value, and whatever cannot be read fails.
+The text is hostile until proven otherwise: it may hold every weekday, a thousand numbers, or a number that
+only looks right. So the last `Answer:` decides, its line must hold exactly one value, and whatever cannot be
+read fails.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 def grade(task: Task, text: str) -> Grade:
     """Compare the last `Answer:` line of `text` with the task's answer.
 
-    Numbers may carry thousands commas, a currency sign, one of the task's units, or an equation before them; dates must
-    be ISO; other text is compared without regard to case, space and the punctuation around it.
+    Numbers may carry thousands commas, a currency sign, one of the task's units, or an equation before them;
+    dates must be ISO; other text is compared without regard to case, space and the punctuation around it.
     """
     value = answer_line(text)
     if value is None:

@@ -1,7 +1,8 @@
 """Chance by name: a draw depends on the names it was asked under, never on who drew before.
 
-Hashing (BLAKE2b) instead of a generator with state: the standard library does not promise that `random.choice` gives
-the same sequence in the next Python, and a table that cannot be made again proves nothing.
+Hashing (BLAKE2b) instead of a generator with state: the standard library does not promise that
+`random.choice` gives the same sequence in the next Python, and a table that cannot be made again proves
+nothing.
 """
 
 from __future__ import annotations

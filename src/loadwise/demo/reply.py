@@ -1,7 +1,8 @@
 """The seam between an emulated engine and whoever writes its lines.
 
-An emulated engine calls a `Script` with the parsed body of a chat completion request and sends what comes back: the
-text, or tool calls, as the assistant's message, and `output_tokens` as the completion tokens it must spend time on.
+An emulated engine calls a `Script` with the parsed body of a chat completion request and sends what comes
+back: the text, or tool calls, as the assistant's message, and `output_tokens` as the completion tokens it
+must spend time on.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
     """Empty when the turn consists of tool calls only."""
     tool_calls: tuple[ToolCall, ...] = ()
     output_tokens: int
-    """Completion tokens of this turn, at least 1; may exceed the text's own length (reasoning that is not shown)."""
+    """Completion tokens of this turn, at least 1; may exceed the text's own length (reasoning not shown)."""
 
 
 Script: TypeAlias = Callable[[Mapping[str, Any]], Reply]

@@ -1,9 +1,9 @@
 """What the emulated models say: right or plausibly wrong, as the success table has it.
 
-Theory of operation. A request names its model, and its first known user message names the task (prompts are unique).
-Whether the model solves the task is drawn under (seed, task id, model) and nothing else, so a task meets the same
-luck in every row of the comparison, under every policy and in any order. The turn's index is the number of assistant
-messages so far, hence the whole conversation is a pure function of the requests.
+Theory of operation. A request names its model, and its first known user message names the task (prompts are
+unique). Whether the model solves the task is drawn under (seed, task id, model) and nothing else, so a task
+meets the same luck in every row of the comparison, under every policy and in any order. The turn's index is
+the number of assistant messages so far, hence the whole conversation is a pure function of the requests.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def reply(
 ) -> Reply:
     """Say what an emulated model says in one turn of a task.
 
-    With the tool on offer the model takes one calculator step a turn and then answers; a turn beyond the last repeats
-    the answer. A failing model errs in its last step or in reading the result.
+    With the tool on offer the model takes one calculator step a turn and then answers; a turn beyond the last
+    repeats the answer. A failing model errs in its last step or in reading the result.
     """
     luck = Luck(seed, "words", task.task_id, model)
     wrong = None if solves(task, model, table, seed) else wrong_answer(task, luck)
@@ -85,7 +85,8 @@ def scripted(tasks: Iterable[Task], table: SuccessTable, seed: int, model: str |
         tasks: the stream that may be asked about; anything else gets a shrug that no grader passes.
         table: the success table.
         seed: the seed of the luck.
-        model: answer as this model whatever the request says (an engine that serves one model under another name).
+        model: answer as this model whatever the request says (an engine that serves one model under another
+            name).
 
     Raises:
         ValueError: `model` is not in the table.
@@ -97,10 +98,12 @@ def scripted(tasks: Iterable[Task], table: SuccessTable, seed: int, model: str |
     def script(body: Mapping[str, Any]) -> Reply:
         speaker = model if model is not None else body.get("model")
         messages = body.get("messages")
-        task = _task_of(messages, task_by_prompt) if isinstance(messages, list) else None
+        if not isinstance(messages, list):
+            return _SHRUG
+        task = _task_of(messages, task_by_prompt)
         if task is None or not isinstance(speaker, str) or speaker not in table.models:
             return _SHRUG
-        turn_index = sum(1 for m in messages if isinstance(m, Mapping) and m.get("role") == "assistant")
+        turn_index = sum(isinstance(m, Mapping) and m.get("role") == "assistant" for m in messages)
         return reply(task, speaker, table, seed, turn_index, offers_tool=_offers_calculator(body))
 
     return script

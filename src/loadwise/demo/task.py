@@ -12,7 +12,7 @@ LEVELS = 5
 """Difficulties run from 1 (easiest) to LEVELS."""
 
 Kind: TypeAlias = Literal["number", "date", "text"]
-"""How an answer is compared: as a decimal number, as an ISO date, or as text without regard to case and space."""
+"""How an answer is compared: as a number, as an ISO date, or as text without regard to case and space."""
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):

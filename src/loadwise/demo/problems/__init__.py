@@ -1,1 +1,1 @@
-"""The problem generators, one module per family: `PROBLEMS[level - 1](luck)` makes one problem of that level."""
+"""Problem generators, one module per family: `PROBLEMS[level - 1](luck)` makes a problem of that level."""

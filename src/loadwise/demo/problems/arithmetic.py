@@ -48,9 +48,9 @@ def bill(luck: Luck) -> Problem:
     # The exact total is kept, so that either way of rounding half a cent is right.
     return Problem(
         statement=(
-            f"A shop orders {boxes} boxes with {each} lamps each. A lamp costs {float(price):.2f} dollars. The seller "
-            f"takes {percent} % off the price of the lamps and then adds {fee} dollars for delivery. How many dollars "
-            "does the order cost? Round to two decimals."
+            f"A shop orders {boxes} boxes with {each} lamps each. A lamp costs {float(price):.2f} dollars. "
+            f"The seller takes {percent} % off the price of the lamps and then adds {fee} dollars for "
+            "delivery. How many dollars does the order cost? Round to two decimals."
         ),
         answer=show(total),
         kind="number",

@@ -13,7 +13,10 @@ _FIRST = date(1970, 1, 1).toordinal()
 _LAST = date(2049, 12, 31).toordinal()
 _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _PLACES = ("first", "second", "third", "fourth")
-_MONTHS = "January February March April May June July August September October November December".split()
+_MONTHS = (  # calendar.month_name would follow the locale
+    *("January", "February", "March", "April", "May", "June"),
+    *("July", "August", "September", "October", "November", "December"),
+)
 
 
 def _day(luck: Luck) -> date:
@@ -72,8 +75,9 @@ def nth_weekday(luck: Luck) -> Problem:
         end += timedelta(days=1)
         left -= end.weekday() < 5
     return _date(
-        f"Take the {_PLACES[place]} {_WEEKDAYS[wanted]} of {_MONTHS[month_of.month - 1]} {month_of.year}. Which date is "
-        f"{n} business days later? Business days are Monday to Friday; ignore holidays and do not count the first day.",
+        f"Take the {_PLACES[place]} {_WEEKDAYS[wanted]} of {_MONTHS[month_of.month - 1]} {month_of.year}. "
+        f"Which date is {n} business days later? Business days are Monday to Friday; ignore holidays and do "
+        "not count the first day.",
         end,
     )
 

@@ -29,7 +29,7 @@ def every_second(luck: Luck) -> Problem:
     """Level 2: the letters at odd places."""
     word = "".join(luck.pick(_CONSONANTS + _VOWELS) for _ in range(8))
     return _text(
-        f'Take the 1st, 3rd, 5th and 7th letter of "{word}". Which four letters are they, in order, without spaces?',
+        f'Take the 1st, 3rd, 5th and 7th letter of "{word}". Which four letters are they, without spaces?',
         word[::2],
     )
 
@@ -64,8 +64,8 @@ def combine(luck: Luck) -> Problem:
     bare = ["".join(letter for letter in word if letter not in _VOWELS)[::-1] for word in words]
     listed = ", ".join(words)
     return _text(
-        f"Take the words {listed}. Remove the vowels (a, e, i, o, u) from each word, write what is left of each word "
-        "backwards, sort the results alphabetically and join them with hyphens. What is the result?",
+        f"Take the words {listed}. Remove the vowels (a, e, i, o, u) from each word, write what is left "
+        "of each word backwards, sort the results alphabetically and join them with hyphens. What is the result?",
         "-".join(sorted(bare)),
     )
 

@@ -1,5 +1,6 @@
-"""Unit conversion. The prompt states every factor, so knowledge of units is not what is asked. Exact values are kept
-and accepted within 0.01, which covers rounding at the end and a rounded step on the way.
+"""Unit conversion. The prompt states every factor, so knowledge of units is not what is asked.
+
+Exact values are kept and accepted within 0.01: that covers rounding at the end and a rounded step on the way.
 """
 
 from __future__ import annotations
@@ -87,14 +88,14 @@ def speed(luck: Luck) -> Problem:
     amount = f"{n // 10}.{n % 10}"
     if luck.pick(("to_ms", "to_kmh")) == "to_ms":
         return _converted(
-            f"A train runs at {amount} km/h. How many metres per second is that (1 km = 1000 m, 1 h = 3600 s)?",
+            f"A train runs at {amount} km/h. How many m/s is that (1 km = 1000 m, 1 h = 3600 s)?",
             Fraction(n, 10) * 1000 / 3600,
             ("metres per second", "meters per second", "m/s"),
             f"{amount} * 1000",
             f"{amount} * 1000 / 3600",
         )
     return _converted(
-        f"A boat makes {amount} metres per minute. How many kilometres per hour is that (1 km = 1000 m, 1 h = 60 min)?",
+        f"A boat makes {amount} metres a minute. How many km/h is that (1 km = 1000 m, 1 h = 60 min)?",
         Fraction(n, 10) * 60 / 1000,
         ("kilometres per hour", "kilometers per hour", "km/h"),
         f"{amount} * 60",
@@ -108,8 +109,8 @@ def fuel(luck: Luck) -> Problem:
     per_100, price = f"{tenths // 10}.{tenths % 10}", f"{cents // 100}.{cents % 100:02d}"
     litres = f"{miles} * 1.609 * {per_100} / 100"
     return _converted(
-        f"A car drives {miles} miles and uses {per_100} litres per 100 km. Fuel costs {price} dollars per US gallon. "
-        "How many dollars does the fuel cost (1 mile = 1.609 km, 1 US gallon = 3.785 litres)?",
+        f"A car drives {miles} miles and uses {per_100} litres per 100 km. Fuel costs {price} dollars per US "
+        "gallon. How many dollars does the fuel cost (1 mile = 1.609 km, 1 US gallon = 3.785 litres)?",
         miles * Fraction("1.609") * Fraction(tenths, 1000) / Fraction("3.785") * Fraction(cents, 100),
         ("dollars", "dollar", "usd"),
         litres,
