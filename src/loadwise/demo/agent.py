@@ -1,8 +1,9 @@
 """One agent program: the OpenAI SDK, one problem, and a calculator where the problem is made for it.
 
-The agent is an ordinary client. It knows an address, a model name and a program id, and it must finish whatever the
-model does: call a tool that does not exist, send arguments that are no JSON, ignore the tools (SmolLM2-135M does), or
-fail. Errors are values in the `Transcript`, never exceptions, so one bad program does not end a stream of them.
+The agent is an ordinary client. It knows an address, a model name and a program id, and it must finish
+whatever the model does: call a tool that does not exist, send arguments that are no JSON, ignore the tools
+(SmolLM2-135M does), or fail. Errors are values in the `Transcript`, never exceptions, so one bad program does
+not end a stream of them.
 """
 
 from __future__ import annotations

@@ -2,23 +2,24 @@
 
 Every row ran the same tasks with the same luck, so differences are taken task by task.
 
-Definitions. A row's success s and cost c are means over all tasks; a program that failed for any reason counts as a
-failure with the cost it had. Random mixing ignores the task: it gives a program to model m with a fixed probability,
-so in (cost, success) it can reach the straight lines between the single models, and no more. The *mixing frontier*
-at a cost is the highest success on those lines (and on single models that cost less: nobody has to spend). Below the
-cheapest single model the frontier is that model's own success, which favours mixing.
+Definitions. A row's success s and cost c are means over all tasks; a program that failed for any reason
+counts as a failure with the cost it had. Random mixing ignores the task: it gives a program to model m with a
+fixed probability, so in (cost, success) it can reach the straight lines between the single models, and no
+more. The *mixing frontier* at a cost is the highest success on those lines (and on single models that cost
+less: nobody has to spend). Below the cheapest single model the frontier is that model's own success, which
+favours mixing.
 
-    gain over the frontier  = s(routed) - frontier(c(routed))                      -> `gain_pp`, the headline
-    gain at the same shares = s(routed) - sum over m of share(m) * s(m alone)
-    gain over uniform mixing = s(routed) - s(the random row that ran)              (costs differ: see the table)
+    gain over the frontier   = s(routed) - frontier(c(routed))                  the headline, `gain_pp`
+    gain at the same shares  = s(routed) - sum over m of share(m) * s(m alone)
+    gain over uniform mixing = s(routed) - s(the random row that ran)           costs differ: see the table
 
-The first asks whether the money could have been spent as well without looking at the task, the second whether the
-same use of every model could have. All are in percentage points and may be negative.
+The first asks whether the money could have been spent as well without looking at the task, the second whether
+the same use of every model could have. All are in percentage points and may be negative.
 
-Intervals: paired bootstrap over tasks within each family, 2.5th to 97.5th percentile; a resampled task brings all its
-rows, and the frontier is drawn again in every resample. Decisions stay as they fell: the interval speaks of the
-tasks' luck, not of what the learner would have done on another stream. ORACLE, appendix E, with 2,000 draws for its
-200.
+Intervals are a paired bootstrap over tasks within each family, 2.5th to 97.5th percentile: a resampled task
+brings all its rows, and the frontier is drawn again in every resample. Decisions stay as they fell, so the
+interval speaks of the tasks' luck, not of what the learner would have done on another stream. (The ORACLE
+paper's evaluation, with 2,000 draws for its 200.)
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     gain_at_same_shares: Gain
     gain_over_random: Gain
     luck_mismatches: int
-    """(task, model) pairs that ended differently in two rows; 0 for emulated models, else the rows are not paired."""
+    """(task, model) pairs that passed in one row and failed in another: 0 unless an engine is moody or broke."""
 
 
 def summarize(policy: str, outcomes: Sequence[TaskOutcome]) -> Row:
@@ -164,7 +165,7 @@ def frontier(cost: _FLOATS, success: _FLOATS, at_cost: _FLOATS) -> _FLOATS:
             part = (at_cost - cost[:, i]) / np.where(inside, cost[:, j] - cost[:, i], 1.0)
             mixed = success[:, i] + part * (success[:, j] - success[:, i])
             best = np.where(inside, np.maximum(best, mixed), best)
-    return best
+    return np.asarray(best, dtype=np.float64)
 
 
 def _common_tasks(rows: Mapping[str, Sequence[TaskOutcome]]) -> list[str]:

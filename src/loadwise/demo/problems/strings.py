@@ -64,8 +64,9 @@ def combine(luck: Luck) -> Problem:
     bare = ["".join(letter for letter in word if letter not in _VOWELS)[::-1] for word in words]
     listed = ", ".join(words)
     return _text(
-        f"Take the words {listed}. Remove the vowels (a, e, i, o, u) from each word, write what is left "
-        "of each word backwards, sort the results alphabetically and join them with hyphens. What is the result?",
+        f"Take the words {listed}. Remove the vowels (a, e, i, o, u) from each word, write what is left of "
+        "each word backwards, sort the results alphabetically and join them with hyphens. What is the "
+        "result?",
         "-".join(sorted(bare)),
     )
 
