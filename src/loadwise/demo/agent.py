@@ -55,7 +55,7 @@ class Transcript(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unk
     model: str
     """Model that answered last, as the gateway (or else the engine) names it; empty if none did."""
     answer_text: str
-    """Text of the last turn; empty if there was none."""
+    """Text of the last turn; empty if there was none or the program broke off."""
     n_turns: int
     n_tool_calls: int
     input_tokens: int
@@ -160,12 +160,17 @@ class _Program:
         except APIStatusError as error:
             self._errors.append(_explained(error))
             if tools is None or error.status_code not in _NO_TOOLS_STATUS:
-                return []
+                return self._broken_off()
         except OpenAIError as error:
             self._errors.append(_explained(error))
-            return []
+            return self._broken_off()
         self._tools_work = False
         return self.take_turn(with_tools=False)
+
+    def _broken_off(self) -> list[Any]:
+        """End the program without an answer: what was said beside a tool call is none."""
+        self._answer_text = ""
+        return []
 
     def _create(self, tools: list[dict[str, Any]] | None) -> Any:
         create: Any = self._client.chat.completions.with_raw_response.create

@@ -72,7 +72,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     gain_at_same_shares: Gain
     gain_over_random: Gain
     luck_mismatches: int
-    """(task, model) pairs that passed in one row and failed in another: 0 unless an engine is moody or broke."""
+    """(task, model) pairs that passed in one row and failed in another: 0 unless an engine is moody."""
 
 
 def summarize(policy: str, outcomes: Sequence[TaskOutcome]) -> Row:
@@ -156,7 +156,7 @@ def frontier(cost: _FLOATS, success: _FLOATS, at_cost: _FLOATS) -> _FLOATS:
     array([0.4])
     """
     cheapest = cost.argmin(axis=1, keepdims=True)
-    best = np.take_along_axis(success, cheapest, axis=1)[:, 0]  # (n_worlds,)
+    best: _FLOATS = np.take_along_axis(success, cheapest, axis=1)[:, 0]  # (n_worlds,)
     n_models = cost.shape[1]
     for i in range(n_models):
         best = np.where(cost[:, i] <= at_cost, np.maximum(best, success[:, i]), best)
@@ -165,7 +165,7 @@ def frontier(cost: _FLOATS, success: _FLOATS, at_cost: _FLOATS) -> _FLOATS:
             part = (at_cost - cost[:, i]) / np.where(inside, cost[:, j] - cost[:, i], 1.0)
             mixed = success[:, i] + part * (success[:, j] - success[:, i])
             best = np.where(inside, np.maximum(best, mixed), best)
-    return np.asarray(best, dtype=np.float64)
+    return best
 
 
 def _common_tasks(rows: Mapping[str, Sequence[TaskOutcome]]) -> list[str]:
@@ -208,7 +208,8 @@ def _gains(
     samples: _FLOATS,
 ) -> tuple[Gain, Gain, Gain]:
     def means(policy: str, field: str) -> _FLOATS:
-        return samples @ np.array([getattr(outcome, field) for outcome in rows[policy]])
+        values: _FLOATS = np.array([getattr(outcome, field) for outcome in rows[policy]], dtype=float)
+        return np.asarray(samples @ values, dtype=np.float64)
 
     cost = np.stack([means(policy, "cost_usd") for policy in singles.values()], axis=1)
     success = np.stack([means(policy, "success") for policy in singles.values()], axis=1)

@@ -1,8 +1,9 @@
-"""The demo's course: one row per policy, each on a fresh pool and gateway, all on the same stream with the same luck.
+"""The demo's course: one row per policy, each on a fresh pool and gateway, all on one stream with one luck.
 
-Whoever calls brings the two things that touch the outside: `start_pool` and `start_gateway`. The routed row runs
-first, because the mixing row repeats its shares without looking at the task; then uniform mixing, then every model
-alone. Each row is served by the same gateway code on the same kind of pool; only its policy differs.
+Whoever calls brings the two things that touch the outside: `start_pool` and `start_gateway`. The routed row
+runs first, because the mixing row repeats its shares without looking at the task; then uniform mixing, then
+every model alone. Each row is served by the same gateway code on the same kind of pool; only its policy
+differs.
 """
 
 from __future__ import annotations
@@ -245,13 +246,13 @@ class _Course:
         metadata = {"task_type": task.family, "domain": task.family}
         transcript = run_program(client, task, "auto", program_id, metadata)
         passed = grade(task, transcript.answer_text).verdict
-        failed_to_run = transcript.n_turns == 0
-        # A model that never spoke was not judged: its engine or the gateway failed, and the learner should know.
-        verdict = "abstain" if failed_to_run else passed
+        # No answer because something broke says nothing about the model, so the learner gets no verdict.
+        unheard = bool(transcript.errors) and not transcript.answer_text
+        verdict = "abstain" if unheard else passed
         told = (finish_program(client, program_id), report_verdict(client, program_id, verdict))
         errors = (*transcript.errors, *(error for error in told if error))
         price = self._prices.get(transcript.model)
-        if price is None and not failed_to_run:
+        if price is None and transcript.n_turns:
             errors = (*errors, f"model {transcript.model!r} is not one of {sorted(self._prices)}")
         outcome = TaskOutcome(
             task_id=task.task_id,
@@ -261,11 +262,12 @@ class _Course:
             cost_usd=price.cost_usd(transcript.input_tokens, transcript.output_tokens) if price else 0.0,
             wait_s=transcript.wait_s * self._options.wait_scale,
         )
-        self._keep(plan, program_id, outcome, errors, answered=not failed_to_run)
+        self._keep(plan, program_id, outcome, errors, answered=transcript.n_turns > 0)
 
     def _keep(
         self, plan: RowPlan, program_id: str, outcome: TaskOutcome, errors: Sequence[str], *, answered: bool
     ) -> None:
+        """Count one ended program."""
         with self._lock:
             self.rows[plan.label].append(outcome)
             self._n_answered += answered
