@@ -18,7 +18,10 @@ Every choice below was written down, and committed, before any success figure by
   smoothed.
 * Output tokens of (model, family): the published answers' mean length (characters / 4 in the source),
   rounded.
-* Prices: the folder's price list, whose makers wrote list prices of 2024 down from memory.
+* Prices: the folder's price list, whose makers wrote hosted list prices of 2024 down from memory: good for the
+  ratio of the models, not to be quoted.
+* What this is not: the problems of the demo are not MMLU-Pro questions, and the emulated models are not these
+  models; they borrow a real profile. Two models' luck on one task is drawn independently, given family and level.
 """
 
 from __future__ import annotations

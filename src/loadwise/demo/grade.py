@@ -31,7 +31,7 @@ class Grade(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
 
 
 _ANSWER = re.compile(r"\banswer\b[\s*_`]*[:=]", re.IGNORECASE)
-_MARKUP = re.compile(r"\\boxed|\\text|\\[()\[\]]|[*_`$\"“”{}<>]")
+_MARKUP = re.compile(r"(?:\\boxed|\\text|\\[()\[\]]|[*_`$\"“”{}<>])+")
 _NUMBER = re.compile(
     r"(?P<sign>[-+]?)\s?(?P<whole>[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,30})?(?:\.(?P<part>[0-9]{1,30}))?"
     r"(?:/(?P<under>[0-9]{1,30}))?"
@@ -67,10 +67,16 @@ def answer_line(text: str) -> str | None:
     if last is None:
         return None
     for line in tail[last.end() :].splitlines():
-        value = _MARKUP.sub("", line[: _LINE_MAX_CHARACTERS + 1]).strip().rstrip(".!").strip()
+        value = _MARKUP.sub(_unmarked, line[:_LINE_MAX_CHARACTERS]).strip().rstrip(".!").strip()
         if value:
             return value
     return None
+
+
+def _unmarked(match: re.Match[str]) -> str:
+    """Drop markup, but not between two digits: 2*88 must not become 288."""
+    before, after = match.string[: match.start()][-1:], match.string[match.end() :][:1]
+    return match[0] if before.isdigit() and after.isdigit() else ""
 
 
 def _fail(why: str) -> Grade:
