@@ -77,9 +77,7 @@ def ladder(outcomes: Mapping[str, Mapping[str, Row]]) -> dict[str, str]:
     }
 
 
-def levels(
-    predictions: Mapping[str, Mapping[str, Row]], emulated: Iterable[str]
-) -> dict[str, dict[str, int]]:
+def levels(predictions: Mapping[str, Mapping[str, Row]], emulated: Iterable[str]) -> dict[str, dict[str, int]]:
     """Grade every question by the models that are not emulated: domain -> question -> level 1..5."""
     graders = [of for model, of in predictions.items() if model not in set(emulated)]
     grades: dict[str, list[tuple[int, str]]] = defaultdict(list)
@@ -138,9 +136,7 @@ def main() -> None:
     """Print the table, this script's docstring as its header."""
     doc = (__doc__ or "").splitlines()
     print("\n".join(f"# {line}".rstrip() for line in doc))
-    print(
-        yaml.safe_dump(build(Path(sys.argv[1])), sort_keys=False, default_flow_style=None, width=110), end=""
-    )
+    print(yaml.safe_dump(build(Path(sys.argv[1])), sort_keys=False, default_flow_style=None, width=110), end="")
 
 
 if __name__ == "__main__":

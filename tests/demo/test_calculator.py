@@ -41,9 +41,7 @@ def by_syntax_tree(text: str) -> Fraction:
     return value(ast.parse(text, mode="eval").body)
 
 
-numbers = st.one_of(
-    st.integers(0, 999).map(str), st.decimals(0, 99, places=2, allow_nan=False).map(lambda d: f"{d:f}")
-)
+numbers = st.one_of(st.integers(0, 999).map(str), st.decimals(0, 99, places=2, allow_nan=False).map(lambda d: f"{d:f}"))
 expressions = st.recursive(
     numbers,
     lambda inner: st.one_of(

@@ -13,11 +13,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-import msgspec
-
 from loadwise.demo.calculator import CalculatorError, evaluate, show
 from loadwise.demo.script import CALCULATOR
 from loadwise.demo.task import Task
+from loadwise.kernel.fact import Fact
 
 if TYPE_CHECKING:
     from openai import OpenAI
@@ -47,7 +46,7 @@ TOOLS: list[dict[str, Any]] = [
 ]
 
 
-class Transcript(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+class Transcript(Fact, frozen=True, kw_only=True):
     """What one program did."""
 
     program_id: str
@@ -216,9 +215,7 @@ class _Program:
         """Execute tool calls and append a result for each, as the API demands."""
         for place, call in enumerate(calls):
             self._n_tool_calls += 1
-            content = (
-                _tool_result(call) if place < TOOL_CALLS_MAX else "error: too many tool calls in one turn"
-            )
+            content = _tool_result(call) if place < TOOL_CALLS_MAX else "error: too many tool calls in one turn"
             self._messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
 
     def transcript(self) -> Transcript:

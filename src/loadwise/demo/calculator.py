@@ -40,9 +40,7 @@ def evaluate(expression: str) -> Fraction:
     Fraction(55, 1)
     """
     if len(expression) > TEXT_MAX_CHARACTERS:
-        raise CalculatorError(
-            f"expression has {len(expression)} characters, the limit is {TEXT_MAX_CHARACTERS}"
-        )
+        raise CalculatorError(f"expression has {len(expression)} characters, the limit is {TEXT_MAX_CHARACTERS}")
     parser = _Parser(_tokens(expression.translate(_SPELLINGS)))
     value = parser.sum(0)
     parser.expect_end()
@@ -127,9 +125,7 @@ class _Parser:
                 raise CalculatorError("a closing parenthesis is missing")
             return value
         if not token or token in "+-*/^**()":
-            raise CalculatorError(
-                f"a number is missing before {token!r}" if token else "the expression ends too early"
-            )
+            raise CalculatorError(f"a number is missing before {token!r}" if token else "the expression ends too early")
         return _bounded(Fraction(token))
 
 

@@ -26,15 +26,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
+from loadwise.kernel.fact import Fact
 
 DRAWS = 2_000
 _FLOATS = NDArray[np.float64]
 
 
-class TaskOutcome(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+class TaskOutcome(Fact, frozen=True, kw_only=True):
     """How one program of a row ended."""
 
     task_id: str
@@ -46,7 +47,7 @@ class TaskOutcome(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_un
     wait_s: float
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Row(Fact, frozen=True, kw_only=True):
     """One policy on the whole stream: means per program."""
 
     policy: str
@@ -57,14 +58,14 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Part of the programs that each model served; programs that none served are missing from the sum."""
 
 
-class Gain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Gain(Fact, frozen=True, kw_only=True):
     """A difference in percentage points with its 95 % interval."""
 
     pp: float
     ci95: tuple[float, float]
 
 
-class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Comparison(Fact, frozen=True, kw_only=True):
     """The table and the gains of its routed row."""
 
     rows: tuple[Row, ...]

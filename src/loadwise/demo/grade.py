@@ -12,9 +12,8 @@ from datetime import date
 from fractions import Fraction
 from typing import Literal, TypeAlias
 
-import msgspec
-
 from loadwise.demo.task import Task
+from loadwise.kernel.fact import Fact
 
 TEXT_TAIL_CHARACTERS = 20_000
 """Only the end of a longer text is read: the answer stands there, and the work stays bounded."""
@@ -23,7 +22,7 @@ _LINE_MAX_CHARACTERS = 200
 Outcome: TypeAlias = Literal["pass", "fail"]
 
 
-class Grade(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+class Grade(Fact, frozen=True, kw_only=True):
     """What a text is worth, and why."""
 
     verdict: Outcome

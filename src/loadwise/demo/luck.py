@@ -26,9 +26,7 @@ class Luck:
         self._n_drawn = 0
 
     def _word(self) -> int:
-        digest = blake2b(
-            f"{self._name}#{self._n_drawn}".encode("utf-8", "surrogatepass"), digest_size=8
-        ).digest()
+        digest = blake2b(f"{self._name}#{self._n_drawn}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
         self._n_drawn += 1
         return int.from_bytes(digest, "big")
 

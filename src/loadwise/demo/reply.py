@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-import msgspec
+from loadwise.kernel.fact import Fact
 
 
-class ToolCall(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+class ToolCall(Fact, frozen=True, kw_only=True):
     """One call of a tool by the model."""
 
     call_id: str
@@ -23,7 +23,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unkno
     """JSON text, as on the wire."""
 
 
-class Reply(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+class Reply(Fact, frozen=True, kw_only=True):
     """What a model says in one turn."""
 
     text: str

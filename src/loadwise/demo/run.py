@@ -27,6 +27,8 @@ from loadwise.demo.script import scripted
 from loadwise.demo.table import SuccessTable, UsdPerMillion, packaged_table
 from loadwise.demo.task import Task
 from loadwise.demo.tasks import TASKS_MAX, generate_tasks
+from loadwise.kernel.errors import ConfigError, Error
+from loadwise.kernel.fact import Fact
 
 ROUTED = "loadwise"
 RANDOM = "random"
@@ -35,11 +37,11 @@ CONCURRENCY_MAX = 256
 _ERRORS_KEPT = 20
 
 
-class DemoFailed(RuntimeError):
+class DemoFailed(Error):
     """The demo cannot go on; the message says which row and why."""
 
 
-class RowPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RowPlan(Fact, frozen=True, kw_only=True):
     """What the gateway of one row is asked to do."""
 
     label: str
@@ -51,7 +53,7 @@ class RowPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Seed of the gateway's own chance; differs between rows, unlike the tasks' luck."""
 
 
-class DemoOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DemoOptions(Fact, frozen=True, kw_only=True):
     """What a user may set."""
 
     n_programs: int = 160
@@ -75,13 +77,13 @@ class DemoOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         )
         for name, value, most in limits:
             if not 1 <= value <= most:
-                raise ValueError(f"{name} is {value}: it must lie between 1 and {most}")
+                raise ConfigError(f"{name} is {value}: it must lie between 1 and {most}")
         for name, seconds in (("wait_scale", self.wait_scale), ("request_timeout_s", self.request_timeout_s)):
             if not (math.isfinite(seconds) and seconds > 0):
-                raise ValueError(f"{name} is {seconds}: it must be finite and above 0")
+                raise ConfigError(f"{name} is {seconds}: it must be finite and above 0")
 
 
-class LiveState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LiveState(Fact, frozen=True, kw_only=True):
     """How far the demo is: what the live table shows."""
 
     models: tuple[str, ...]
@@ -97,7 +99,7 @@ class LiveState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Programs of the running row with at least one error."""
 
 
-class DemoResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DemoResult(Fact, frozen=True, kw_only=True):
     """What the demo found."""
 
     options: DemoOptions

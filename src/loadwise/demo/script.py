@@ -22,6 +22,7 @@ from loadwise.demo.luck import Luck
 from loadwise.demo.reply import Reply, Script, ToolCall
 from loadwise.demo.table import EmulatedModel, SuccessTable
 from loadwise.demo.task import Task
+from loadwise.kernel.errors import ConfigError
 
 CALCULATOR = "calculator"
 """Name of the tool that scripts call and the agent offers."""
@@ -36,9 +37,7 @@ def solves(task: Task, model: str, table: SuccessTable, seed: int) -> bool:
     return Luck(seed, "solves", task.task_id, model).unit() < probability
 
 
-def reply(
-    task: Task, model: str, table: SuccessTable, seed: int, turn_index: int, *, offers_tool: bool
-) -> Reply:
+def reply(task: Task, model: str, table: SuccessTable, seed: int, turn_index: int, *, offers_tool: bool) -> Reply:
     """Say what an emulated model says in one turn of a task.
 
     With the tool on offer the model takes one calculator step a turn and then answers; a turn beyond the last
@@ -89,10 +88,10 @@ def scripted(tasks: Iterable[Task], table: SuccessTable, seed: int, model: str |
             name).
 
     Raises:
-        ValueError: `model` is not in the table.
+        ConfigError: `model` is not in the table.
     """
     if model is not None and model not in table.models:
-        raise ValueError(f"model {model!r} is not in the success table: it has {', '.join(table.models)}")
+        raise ConfigError(f"model {model!r} is not in the success table: it has {', '.join(table.models)}")
     task_by_prompt = {task.prompt.strip(): task for task in tasks}
 
     def script(body: Mapping[str, Any]) -> Reply:
@@ -164,9 +163,7 @@ def _mistyped(expression: str, luck: Luck) -> str:
 
 def _slip(task: Task, luck: Luck) -> str:
     if task.kind == "date":
-        return (
-            date.fromisoformat(task.answer) + timedelta(days=luck.pick((-7, -3, -2, -1, 1, 2, 3, 7)))
-        ).isoformat()
+        return (date.fromisoformat(task.answer) + timedelta(days=luck.pick((-7, -3, -2, -1, 1, 2, 3, 7)))).isoformat()
     if task.kind == "text":
         return _text_slip(task.answer, luck)
     value = Fraction(right_answer(task).split()[0])

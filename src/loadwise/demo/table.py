@@ -12,9 +12,11 @@ from importlib.resources import files
 import msgspec
 
 from loadwise.demo.task import FAMILIES, LEVELS, Family
+from loadwise.kernel.errors import ConfigError
+from loadwise.kernel.fact import Fact
 
 
-class UsdPerMillion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class UsdPerMillion(Fact, frozen=True, kw_only=True):
     """List price of a million tokens."""
 
     input: float
@@ -30,7 +32,7 @@ class UsdPerMillion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return (self.input * input_tokens + self.output * output_tokens) / 1e6
 
 
-class EmulatedModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EmulatedModel(Fact, frozen=True, kw_only=True):
     """One emulated model's profile."""
 
     profile_of: str
@@ -53,7 +55,7 @@ class EmulatedModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 raise ValueError(f"output_tokens.{family} is {n!r}: it must be at least 1")
 
 
-class SuccessTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SuccessTable(Fact, frozen=True, kw_only=True):
     """All emulated models, weakest first, with the size and the graders of the sample they rest on."""
 
     version: int
@@ -74,9 +76,12 @@ def read_table(text: bytes) -> SuccessTable:
     """Parse a success table strictly.
 
     Raises:
-        msgspec.ValidationError: unknown key, wrong type, or a figure out of range; names the place.
+        ConfigError: not YAML, an unknown key, a wrong type, or a figure out of range; names the place.
     """
-    return msgspec.yaml.decode(text, type=SuccessTable)
+    try:
+        return msgspec.yaml.decode(text, type=SuccessTable)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"success table: {error}") from error
 
 
 @cache

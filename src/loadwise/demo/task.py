@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-import msgspec
+from loadwise.kernel.fact import Fact
 
 Family: TypeAlias = Literal["arithmetic", "dates", "strings", "units"]
 FAMILIES: tuple[Family, ...] = ("arithmetic", "dates", "strings", "units")
@@ -15,7 +15,7 @@ Kind: TypeAlias = Literal["number", "date", "text"]
 """How an answer is compared: as a number, as an ISO date, or as text without regard to case and space."""
 
 
-class Problem(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+class Problem(Fact, frozen=True, kw_only=True):
     """A statement with its answer, as a generator makes it: not yet placed in a stream."""
 
     statement: str
@@ -29,7 +29,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknow
     """Calculator expressions that lead to the answer, the last of which yields it; empty where none helps."""
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+class Task(Fact, frozen=True, kw_only=True):
     """One problem of a stream."""
 
     task_id: str

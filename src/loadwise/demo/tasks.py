@@ -7,6 +7,7 @@ from collections.abc import Callable
 from loadwise.demo.luck import Luck
 from loadwise.demo.problems import arithmetic, dates, strings, units
 from loadwise.demo.task import FAMILIES, LEVELS, Family, Kind, Problem, Task
+from loadwise.kernel.errors import ConfigError
 
 TASKS_MAX = 10_000
 """Largest stream; bounds the search for prompts that were not used yet."""
@@ -37,10 +38,10 @@ def generate_tasks(n: int, seed: int) -> tuple[Task, ...]:
         seed: any integer.
 
     Raises:
-        ValueError: `n` out of range.
+        ConfigError: `n` out of range.
     """
     if not 1 <= n <= TASKS_MAX:
-        raise ValueError(f"number of tasks is {n}: it must lie between 1 and {TASKS_MAX}")
+        raise ConfigError(f"number of tasks is {n}: it must lie between 1 and {TASKS_MAX}")
     tasks: list[Task] = []
     seen: set[str] = set()
     cells = [(family, level) for family in FAMILIES for level in range(1, LEVELS + 1)]
@@ -62,9 +63,7 @@ def _fresh(seed: int, place: int, family: Family, level: int, seen: set[str]) ->
         task = _placed(problem, f"{family}-{level}-{place:05d}", family, level, uses_tool)
         if task.prompt not in seen:
             return task
-    raise ValueError(
-        f"no unused {family} problem of difficulty {level} in {_REDRAWS_MAX} draws (task {place})"
-    )
+    raise ValueError(f"no unused {family} problem of difficulty {level} in {_REDRAWS_MAX} draws (task {place})")
 
 
 def _placed(problem: Problem, task_id: str, family: Family, level: int, uses_tool: bool) -> Task:

@@ -33,9 +33,7 @@ def brackets(luck: Luck) -> Problem:
     """Level 3: (a + b) * c - d."""
     a, b = luck.integer(21, 198), luck.integer(21, 198)
     c, d = luck.integer(6, 39), luck.integer(101, 999)
-    return _number(
-        f"Compute ({a} + {b}) * {c} - {d}.", (a + b) * c - d, f"{a} + {b}", f"({a} + {b}) * {c} - {d}"
-    )
+    return _number(f"Compute ({a} + {b}) * {c} - {d}.", (a + b) * c - d, f"{a} + {b}", f"({a} + {b}) * {c} - {d}")
 
 
 def bill(luck: Luck) -> Problem:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fake_gateway import fake_gateway
+from demo_gateway import fake_gateway
 
 from loadwise.demo.agent import (
     TOOL_CALLS_MAX,
@@ -52,9 +52,9 @@ def work(
 @pytest.mark.parametrize("model", list(TABLE.models))
 def test_the_calculator_is_used_to_the_end(model: str) -> None:
     """A tool task takes a turn per step and one for the answer, and counts tokens, waits and the model."""
-    with fake_gateway(scripted(STREAM, TABLE, 0), lambda body, program_id: model) as server:
-        with open_client(server.base_url) as client:
-            transcript = run_program(client, TOOL_TASK, "auto", "p-1")
+    gateway = fake_gateway(scripted(STREAM, TABLE, 0), lambda body, program_id: model)
+    with gateway as server, open_client(server.base_url) as client:
+        transcript = run_program(client, TOOL_TASK, "auto", "p-1")
     assert (transcript.n_turns, transcript.n_tool_calls, transcript.errors) == (3, 2, ())
     assert transcript.model == model
     assert transcript.input_tokens == 40 * (1 + 3 + 5)
@@ -80,9 +80,7 @@ def test_tools_are_offered_only_where_the_task_has_them() -> None:
 @pytest.mark.parametrize("status", [400, 422, 500, 501])
 def test_an_engine_without_tool_support_is_asked_again_without(status: int) -> None:
     """A refusal of tools costs one error and no answer; no later turn offers tools again."""
-    transcript, bodies = work(
-        lambda body: say("Answer: 1"), refuse=lambda body: status if "tools" in body else None
-    )
+    transcript, bodies = work(lambda body: say("Answer: 1"), refuse=lambda body: status if "tools" in body else None)
     assert transcript.answer_text == "Answer: 1"
     assert len(transcript.errors) == 1 and str(status) in transcript.errors[0]
     assert ["tools" in body for body in bodies] == [True, False]

@@ -18,6 +18,7 @@ from loadwise.demo.script import reply, scripted, solves, wrong_answer
 from loadwise.demo.table import packaged_table
 from loadwise.demo.task import FAMILIES, LEVELS, Task
 from loadwise.demo.tasks import generate_tasks
+from loadwise.kernel.errors import ConfigError
 
 TABLE = packaged_table()
 STREAM = generate_tasks(2_000, 4)
@@ -126,7 +127,7 @@ def test_an_engine_may_serve_a_model_under_another_name() -> None:
     assert bound({"model": "x", "messages": messages}) == scripted(STREAM, TABLE, 0)(
         {"model": "small", "messages": messages}
     )
-    with pytest.raises(ValueError, match="model 'tiny' is not in the success table"):
+    with pytest.raises(ConfigError, match="model 'tiny' is not in the success table"):
         scripted(STREAM, TABLE, 0, model="tiny")
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from loadwise.demo.calculator import evaluate
 from loadwise.demo.task import FAMILIES, LEVELS, Task
 from loadwise.demo.tasks import TASKS_MAX, generate_tasks
+from loadwise.kernel.errors import ConfigError
 
 STREAM = generate_tasks(2_000, 11)
 WEEKDAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
@@ -199,5 +200,5 @@ def test_the_largest_stream_has_unique_prompts() -> None:
 @pytest.mark.parametrize("n", [0, -1, TASKS_MAX + 1])
 def test_a_number_out_of_range_is_refused(n: int) -> None:
     """The message names the value and the limit."""
-    with pytest.raises(ValueError, match=rf"{n}: it must lie between 1 and {TASKS_MAX}"):
+    with pytest.raises(ConfigError, match=rf"{n}: it must lie between 1 and {TASKS_MAX}"):
         generate_tasks(n, 0)
