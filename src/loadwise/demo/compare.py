@@ -24,6 +24,7 @@ paper's evaluation, with 2,000 draws for its 200.)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -84,13 +85,13 @@ def summarize(policy: str, outcomes: Sequence[TaskOutcome]) -> Row:
     """
     if not outcomes:
         raise ValueError(f"row {policy!r} has no outcomes")
-    n = len(outcomes)
+    n = len(outcomes)  # fsum below: programs end in any order, and the mean must not depend on it
     models = sorted({outcome.model for outcome in outcomes} - {""})
     return Row(
         policy=policy,
-        success=sum(o.success for o in outcomes) / n,
-        cost_usd=sum(o.cost_usd for o in outcomes) / n,
-        wait_s=sum(o.wait_s for o in outcomes) / n,
+        success=math.fsum(o.success for o in outcomes) / n,
+        cost_usd=math.fsum(o.cost_usd for o in outcomes) / n,
+        wait_s=math.fsum(o.wait_s for o in outcomes) / n,
         share={model: sum(o.model == model for o in outcomes) / n for model in models},
     )
 

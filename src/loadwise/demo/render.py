@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 
+from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -13,7 +14,8 @@ from rich.text import Text
 from loadwise.demo.compare import Gain, Row
 from loadwise.demo.run import DemoResult, LiveState
 
-_NAMES = {"random": "random mixing", "mixing": "random, same shares"}
+# Shares in the second are those that the routed row ended with.
+_NAMES = {"random": "random mixing", "mixing": "same-share mixing"}
 _LINES_PER_ROW = 5
 
 
@@ -113,12 +115,12 @@ def _is_milestone(state: LiveState) -> bool:
 
 
 def _table(models: Iterable[str], title: str) -> Table:
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("policy", no_wrap=True)
     table.add_column("programs", justify="right", no_wrap=True)
     for model in models:
         table.add_column(Text(model), justify="right")
-    for name in ("success", "$ per 1000", "wait s"):
+    for name in ("success", "$/1000", "wait s"):
         table.add_column(name, justify="right", no_wrap=True)
     return table
 

@@ -63,7 +63,7 @@ def _fresh(seed: int, place: int, family: Family, level: int, seen: set[str]) ->
         task = _placed(problem, f"{family}-{level}-{place:05d}", family, level, uses_tool)
         if task.prompt not in seen:
             return task
-    raise ValueError(f"no unused {family} problem of difficulty {level} in {_REDRAWS_MAX} draws (task {place})")
+    raise AssertionError(f"no unused {family} problem of difficulty {level} in {_REDRAWS_MAX} draws (task {place})")
 
 
 def _placed(problem: Problem, task_id: str, family: Family, level: int, uses_tool: bool) -> Task:
