@@ -37,7 +37,12 @@ def loaded_after(statement: str) -> set[str]:
     """Top-level modules that a fresh interpreter holds after a statement."""
     program = f"{statement}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
     found = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True, stdin=subprocess.DEVNULL
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        stdin=subprocess.DEVNULL,
     )
     return set(json.loads(found.stdout))
 
@@ -82,7 +87,9 @@ def test_the_version_is_the_packages() -> None:
 def modules() -> list[str]:
     """Every module that needs nothing of an extra."""
     found = pkgutil.walk_packages(loadwise.__path__, "loadwise.")
-    return [info.name for info in found if not info.name.startswith("loadwise.train") and not info.name.endswith("__main__")]
+    return [
+        info.name for info in found if not info.name.startswith("loadwise.train") and not info.name.endswith("__main__")
+    ]
 
 
 def load(name: str) -> ModuleType | None:

@@ -124,7 +124,7 @@ class Host:
     def _write(self, journal: Journal, event: e.Event, commands: list[c.Command]) -> None:
         try:
             journal.append(event, commands)
-            if commands and type(commands[0]) is c.RecordDecision:
+            if any(type(command) is c.RecordDecision for command in commands):
                 journal.flush()
             elif not self._is_flush_due:
                 self._is_flush_due = True
