@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import os
 import threading
 from pathlib import Path
 
@@ -101,6 +102,35 @@ def test_waiters_are_bounded(tmp_path: Path, disk: GatedDisk) -> None:
         disk.go_on.release()
     commit.close()
     assert told == [None, None, None]
+    writer.close()
+
+
+def test_rotation_during_a_sync_keeps_the_file_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is being synced is closed only afterwards, so that its number is not given to another meanwhile."""
+    disk = GatedDisk()
+    real = files.sync_file
+    writer = JournalWriter(tmp_path / "j", header())
+    writer.append(HostRestarted(at_s=1.0))
+    commit = GroupCommit(writer)
+    synced: list[os.stat_result] = []
+
+    def sync(fd: int) -> None:
+        if threading.current_thread() is threading.main_thread():
+            real(fd)
+        else:
+            disk.sync(fd)
+            synced.append(os.fstat(fd))
+
+    monkeypatch.setattr(files, "sync_file", sync)
+    before = os.stat(tmp_path / "j" / "000001.journal")
+    commit.request(lambda error: None)
+    disk.began.acquire()
+    writer.rotate()
+    writer.append(HostRestarted(at_s=2.0))
+    disk.go_on.release()
+    commit.close()
+    assert [found.st_ino for found in synced] == [before.st_ino]
+    assert writer._retired_fds == []
     writer.close()
 
 

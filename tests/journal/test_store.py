@@ -14,6 +14,7 @@ from journal_fakes import FakeMachine, header, journal, life, make_machine, writ
 
 from loadwise.journal import files, store
 from loadwise.journal.entry import digest_config
+from loadwise.journal.parity import replay
 from loadwise.journal.reader import Reader, read
 from loadwise.journal.store import JournalWriter
 from loadwise.kernel.errors import JournalError, LawBroken
@@ -199,6 +200,31 @@ def test_segments_follow_one_another_by_size(tmp_path: Path) -> None:
     assert len(found) > 2
     assert all(2000 <= s.path.stat().st_size < 3500 for s in found[:-1])
     assert len(list(read(tmp_path / "j"))) == 60
+
+
+def test_a_segment_that_cannot_be_begun_is_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no new file can be made just now, the old segment goes on, and a later one is begun."""
+    real = files.sync_directory
+    refusals = iter([True, True])
+
+    def refuse(path: Path) -> None:
+        if next(refusals, False):
+            raise OSError(errno.EMFILE, "Too many open files")
+        real(path)
+
+    machine = make_machine(header())
+    with JournalWriter(tmp_path / "j", header(), segment_bytes=2000, dump=machine.dump) as writer:
+        monkeypatch.setattr(files, "sync_directory", refuse)
+        write(writer, machine, life(20))
+        assert [m for m in writer.messages if "000002.journal cannot be begun: [Errno 24]" in m] == list(
+            writer.messages
+        )
+        assert len(writer.messages) == 2
+    found = files.list_segments(tmp_path / "j")
+    assert found[0].path.stat().st_size > 6000
+    assert len(found) > 2
+    assert len(list(read(tmp_path / "j"))) == 120
+    assert replay(tmp_path / "j", make_machine).holds
 
 
 def test_a_single_file_does_not_rotate(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+from collections import deque
 from pathlib import Path
 
 import msgspec
@@ -87,7 +88,7 @@ def prune_snapshots(path: Path) -> None:
 class SnapshotWriter:
     """Writes one snapshot at a time in a thread of its own: a host does not wait for the disk."""
 
-    def __init__(self, path: Path, messages: list[str]) -> None:
+    def __init__(self, path: Path, messages: deque[str]) -> None:
         self._path = path
         self._messages = messages
         self._thread: threading.Thread | None = None

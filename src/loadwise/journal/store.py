@@ -13,6 +13,7 @@ import math
 import os
 import threading
 import zlib
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ from .snapshot import Snapshot, SnapshotWriter, prune_snapshots
 
 SEGMENT_BYTES = 8 << 20
 """Size at which a segment is closed: about a second or two of replay after a crash."""
+
+MESSAGES_MAX = 100
 
 PENDING_MAX_BYTES = 4 << 20
 """Appended and not yet flushed bytes at which `append` flushes by itself (law L15)."""
@@ -75,7 +78,7 @@ class JournalWriter:
         self.dump = dump
         self.torn: TornTail | None = None
         """The tail that was cut off when the journal was opened."""
-        self.messages: list[str] = []
+        self.messages: deque[str] = deque(maxlen=MESSAGES_MAX)
         """What went wrong without harm to the journal: a snapshot or an index that could not be written."""
         self._index = index
         self._is_index_lost = False
@@ -85,11 +88,15 @@ class JournalWriter:
         self._snapshots = SnapshotWriter(self.path, self.messages)
         self._sequence = 0
         self._at_s = 0.0
+        self._n_bytes = 0
+        self._rotate_at_bytes = segment_bytes
         self._pending: list[bytes] = []
         self._n_pending_bytes = 0
         self._failure: str | None = None
         self._fd = -1
         self._fd_lock = threading.Lock()
+        self._n_syncing = 0
+        self._retired_fds: list[int] = []
         self._lock = lock if lock is not None else files.JournalLock(self.path)
         try:
             self._open(header)
@@ -153,8 +160,15 @@ class JournalWriter:
             JournalError: the write failed; nothing more will be accepted.
         """
         self._write()
-        if self._n_bytes >= self._segment_bytes and not self._is_single:
-            self.rotate()
+        if self._n_bytes >= self._rotate_at_bytes and not self._is_single:
+            try:
+                self.rotate()
+            except JournalError as error:
+                if self._failure is not None:
+                    raise
+                # A directory that takes no new file now is no reason to stop: the segment goes on, and we try later.
+                self.messages.append(error.message)
+                self._rotate_at_bytes = self._n_bytes + self._segment_bytes
 
     def sync(self) -> None:
         """Flush, then make everything written survive the machine's death too.
@@ -174,20 +188,23 @@ class JournalWriter:
         with self._fd_lock:
             if self._failure is not None:
                 raise self._refusal()
-            # A duplicate, so that the owner may rotate meanwhile: rotation itself syncs what it closes.
-            fd = os.dup(self._fd)
+            fd = self._fd
+            self._n_syncing += 1
         try:
             files.sync_file(fd)
         except OSError as error:
             raise self._fail(f"sync failed: {error}") from error
         finally:
-            os.close(fd)
+            with self._fd_lock:
+                self._n_syncing -= 1
+                self._close_retired()
 
     def rotate(self) -> None:
         """Close the segment, begin the next, take a snapshot of the machine.
 
         Raises:
-            JournalError: the journal is a single file, or the disk refused.
+            JournalError: the journal is a single file, or the disk refused. Where only the new segment could not be
+                made, the old one goes on.
         """
         if self._is_single:
             raise JournalError(f"journal {str(self.path)!r} is a single file; only a directory can be rotated")
@@ -210,9 +227,7 @@ class JournalWriter:
             self._snapshots.wait()
             with self._fd_lock:
                 self._failure = self._failure or "it is closed"
-                if self._fd >= 0:
-                    os.close(self._fd)
-                    self._fd = -1
+                self._retire()
             self._lock.release()
 
     def _open(self, header: Header) -> None:
@@ -227,7 +242,10 @@ class JournalWriter:
         header = msgspec.structs.replace(header, epoch_unix_s=segment.header.epoch_unix_s)
         if header.continues(segment.header):
             self.header = segment.header
-            self._adopt(segment.number, segment.path)
+            try:
+                self._adopt(segment.number, segment.path)
+            except OSError as error:
+                raise self._fail(f"segment {segment.path.name} cannot be opened: {error}") from error
         elif self._is_single:
             raise JournalError(
                 f"journal {str(self.path)!r} was written under another configuration, seed or version "
@@ -241,22 +259,34 @@ class JournalWriter:
         path = files.segment_path(self.path, number)
         try:
             files.write_whole(path, (SEGMENT_MAGIC, frame(encode_header(header))))
+            self._adopt(number, path)
         except OSError as error:
-            raise self._fail(f"segment {path.name} cannot be created: {error}") from error
+            try:
+                path.unlink(missing_ok=True)
+            except OSError:
+                raise self._fail(f"segment {path.name} cannot be begun: {error}") from error
+            raise JournalError(f"journal {str(self.path)!r}: segment {path.name} cannot be begun: {error}") from error
         self.header = header
-        self._adopt(number, path)
 
     def _adopt(self, number: int, path: Path) -> None:
-        try:
-            fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        except OSError as error:
-            raise self._fail(f"segment {path.name} cannot be opened: {error}") from error
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         with self._fd_lock:
-            if self._fd >= 0:
-                os.close(self._fd)
+            self._retire()
             self._fd = fd
         self._number = number
         self._n_bytes = os.fstat(fd).st_size
+        self._rotate_at_bytes = self._segment_bytes
+
+    def _retire(self) -> None:
+        if self._fd >= 0:
+            self._retired_fds.append(self._fd)
+            self._fd = -1
+        self._close_retired()
+
+    def _close_retired(self) -> None:
+        # Another thread may be syncing a file that rotation has left behind: its number must not be given away.
+        while self._retired_fds and not self._n_syncing:
+            os.close(self._retired_fds.pop())
 
     def _write(self) -> None:
         if self._failure is not None:
