@@ -82,8 +82,9 @@ def _of_gateway(samples: Samples, target: str, verified: Mapping[str, Verified])
         **{
             f"{what}.{kind}": samples.series(target, f"{what}.{kind}")
             for what in ("busy_ratio", "rps_per_core")
-            for kind in KINDS
+            for kind in (*KINDS, "first_turn")
         },
+        "resident_mb": samples.series(target, "resident_mb"),
         "stream_chunks": {0: float(verified[target].stream.chunks)},
     }
     return {key: list(by_run.values()) for key, by_run in found.items() if by_run}

@@ -133,6 +133,8 @@ class Bench:
             for measure in measures:
                 for target in tuple(self.targets):
                     self._measure(measure, target, run)
+            for target in self.targets:
+                self.samples.put(target.name, "resident_mb", run, target.process.resident_bytes() / 1e6)
 
     def _measure(self, measure: Callable[[Target, int], None], target: Target, run: int) -> None:
         try:
