@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import msgspec
 
@@ -60,9 +61,13 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
     plain_bytes: int
     """The smallest answer, head and framing included."""
     stream_bytes: int
+    plain_s: float
+    """How long 32 answers took."""
+    stream_s: float
 
 
-def _all(opened: list[Connection], endpoint: Endpoint, prefix: str, *, stream: bool) -> tuple[Answer, int]:
+def _all(opened: list[Connection], endpoint: Endpoint, prefix: str, *, stream: bool) -> tuple[Answer, int, float]:
+    began_at_s = time.monotonic()
     for number, connection in enumerate(opened):
         connection.send(request(endpoint, program_id(prefix, number), stream=stream))
     answers, sizes = set(), set()
@@ -73,9 +78,10 @@ def _all(opened: list[Connection], endpoint: Endpoint, prefix: str, *, stream: b
             raise LoadFailed(f"{endpoint.name!r} answered {reply.status}: {reply.body[:300]!r}")
         answers.add(read_stream(reply) if stream else read_plain(reply))
         sizes.add(reply.size_bytes)
+    took_s = time.monotonic() - began_at_s
     if len({answer.text for answer in answers}) != 1:
         raise LoadFailed(f"{endpoint.name!r} gave {len(answers)} different answers to one question")
-    return min(answers, key=lambda answer: (answer.ended, answer.chunks)), min(sizes)
+    return min(answers, key=lambda answer: (answer.ended, answer.chunks)), min(sizes), took_s
 
 
 def verify(endpoint: Endpoint, prefix: str, engine: Verified | None = None) -> Verified:
@@ -90,12 +96,19 @@ def verify(endpoint: Endpoint, prefix: str, engine: Verified | None = None) -> V
         LoadFailed: an answer is broken, is not the engine's, or a stream has no end mark.
     """
     with connections(endpoint.port, PROGRAMS) as opened:
-        plain, plain_bytes = _all(opened, endpoint, prefix, stream=False)
-        stream, stream_bytes = _all(opened, endpoint, prefix, stream=True)
+        plain, plain_bytes, plain_s = _all(opened, endpoint, prefix, stream=False)
+        stream, stream_bytes, stream_s = _all(opened, endpoint, prefix, stream=True)
     if not stream.ended:
         raise LoadFailed(f"a stream of {endpoint.name!r} does not end with [DONE]")
     if engine is not None:
         for got, said in ((plain, engine.plain), (stream, engine.stream)):
             if got.text != said.text:
                 raise LoadFailed(f"{endpoint.name!r} answered {got.text[:200]!r}, the engine {said.text[:200]!r}")
-    return Verified(plain=plain, stream=stream, plain_bytes=plain_bytes, stream_bytes=stream_bytes)
+    return Verified(
+        plain=plain,
+        stream=stream,
+        plain_bytes=plain_bytes,
+        stream_bytes=stream_bytes,
+        plain_s=plain_s,
+        stream_s=stream_s,
+    )

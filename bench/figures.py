@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import TypedDict
 
 from bench.answers import Verified
 
@@ -49,6 +50,15 @@ class Samples:
         return {run: value / others[run] for run, value in self.series(target, key).items() if others.get(run)}
 
 
+class Figures(TypedDict):
+    """The parts of a report that are figures."""
+
+    values: dict[str, float]
+    ci95: dict[str, list[float]]
+    peers: dict[str, dict[str, float]]
+    checks: list[dict[str, object]]
+
+
 def check(key: str, op: str, bound: float, value: float | None) -> dict[str, object]:
     """Return one entry of the report's `checks`; what could not be measured does not hold."""
     return {"key": key, "op": op, "bound": bound, "holds": value is not None and bool(_HOLDS[op](value, bound))}
@@ -72,8 +82,9 @@ def _of_gateway(samples: Samples, target: str, verified: Mapping[str, Verified])
         **{
             f"{what}.{kind}": samples.series(target, f"{what}.{kind}")
             for what in ("busy_ratio", "rps_per_core")
-            for kind in KINDS
+            for kind in (*KINDS, "first_turn")
         },
+        "resident_mb": samples.series(target, "resident_mb"),
         "stream_chunks": {0: float(verified[target].stream.chunks)},
     }
     return {key: list(by_run.values()) for key, by_run in found.items() if by_run}
@@ -91,7 +102,7 @@ def _of_engine(samples: Samples) -> dict[str, Sequence[float]]:
 
 def summarise(
     samples: Samples, ours: str | None, peers: Sequence[str], verified: Mapping[str, Verified], chunks: int
-) -> dict[str, dict[str, object] | list[dict[str, object]]]:
+) -> Figures:
     """Return `values`, `ci95`, `peers` and `checks` of the report.
 
     Args:
@@ -122,8 +133,8 @@ def summarise(
         ]
         checks = [check(key, op, bound, values.get(key)) for key, op, bound in bounds]
     return {
-        "values": dict(values),
+        "values": values,
         "ci95": {key: [min(found), max(found)] for key, found in series.items() if len(found) > 1},
-        "peers": dict(of_peers),
+        "peers": of_peers,
         "checks": checks,
     }

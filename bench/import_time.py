@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import sys
 
-from bench import report
+from bench import result
 from bench.figures import check
 
 HEAVY = (
@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
         times_s[key] = [took_s for took_s, _ in runs]
         found.update(heavy(runs[-1][1]))
     medians = {key: statistics.median(times) for key, times in times_s.items()}
-    result = report.build(
+    report = result.build(
         "import_time",
         config={"runs": options.runs, "load_average": round(os.getloadavg()[0], 2), "heavy_loaded": sorted(found)},
         values={**medians, "heavy_modules": float(len(found))},
@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> int:
             check("heavy_modules", "==", 0.0, len(found)),
         ],
     )
-    report.show(result, as_json=options.json)
+    result.show(report, as_json=options.json)
     return 0
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from bench import report
+from bench import result
 from bench.figures import check
 from bench.pinned import resident_bytes
 from loadwise.kernel.commands import Command, Dispatch, SetTimer, Verify
@@ -168,7 +168,7 @@ def main(argv: list[str] | None = None) -> int:
     world = World(open_handle(options.seed))
     found = measure(world, span)
     growth_mb = (found[span.last] - found[span.first]) / _MB
-    result = report.build(
+    report = result.build(
         "memory",
         seeds=[options.seed],
         config={
@@ -184,7 +184,7 @@ def main(argv: list[str] | None = None) -> int:
         },
         checks=[check("growth_mb", "<=", GROWTH_MAX_MB, growth_mb)],
     )
-    report.show(result, as_json=options.json)
+    result.show(report, as_json=options.json)
     return 0
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 
 import pytest
 import yaml
 
 from bench import gateway, import_time, memory, under_test, wrk
+from bench.load import Endpoint
 from bench.memory import Span, World
 from loadwise.kernel.commands import Command, Dispatch, SetTimer, Verify
 from loadwise.kernel.events import AttemptEnded, Event, ProgramEnded, TimerFired, TurnArrived, VerdictArrived
@@ -33,7 +35,7 @@ def test_without_wrk_the_bench_says_so_and_prints_no_result(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An exit status of 0 means that it ran."""
-    monkeypatch.setattr(wrk.shutil, "which", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
     assert gateway.main(["--json"]) == 1
     said = capsys.readouterr()
     assert said.out == ""
@@ -48,9 +50,14 @@ def test_answers_that_cannot_have_been_whole_count_as_an_error() -> None:
     assert gateway.cut_short(met, 900) == 0
 
 
+def test_a_slow_gateway_is_measured_for_eight_rounds_and_a_fast_one_as_planned() -> None:
+    """What two seconds would cut off is given its time, within a limit."""
+    assert [gateway.wrk_s(2, round_s) for round_s in (0.01, 0.25, 1.5, 60.0)] == [2, 2, 12, gateway.WRK_MAX_S]
+
+
 def test_new_programs_are_new_and_end_with_their_turn() -> None:
     """No two first turns are of one program, within a supply and between supplies."""
-    endpoint = under_test.Endpoint(name="e", port=1, model="auto")
+    endpoint = Endpoint(name="e", port=1, model="auto")
     supplies = [gateway._new_programs(endpoint) for _ in range(2)]
     turns = [next(supply) for supply in supplies for _ in range(3)]
     ids = {turn.partition(b"X-Session-ID: ")[2].split(b"\r\n")[0] for turn in turns}

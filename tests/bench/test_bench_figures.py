@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
+import pytest
+
+from bench import result
 from bench.answers import Answer, Verified
-from bench.figures import Samples, check, summarise
+from bench.figures import Figures, Samples, check, summarise
 
 ANSWER = Answer(text="a", chunks=40, ended=True)
-WHOLE = Verified(plain=ANSWER, stream=ANSWER, plain_bytes=100, stream_bytes=1000)
+WHOLE = Verified(plain=ANSWER, stream=ANSWER, plain_bytes=100, stream_bytes=1000, plain_s=0.1, stream_s=0.1)
 VERIFIED = {"loadwise": WHOLE, "smg": WHOLE, "other": WHOLE}
 
 
@@ -26,9 +31,9 @@ def samples(ours_rps: list[float | None], smg_rps: list[float | None]) -> Sample
     return found
 
 
-def holds(figures: dict) -> dict[str, bool]:
+def holds(figures: Figures) -> dict[str, object]:
     """Which checks hold."""
-    return {entry["key"]: entry["holds"] for entry in figures["checks"]}
+    return {str(entry["key"]): entry["holds"] for entry in figures["checks"]}
 
 
 def test_added_latency_is_the_difference_within_each_run() -> None:
@@ -105,3 +110,30 @@ def test_what_was_not_measured_does_not_hold() -> None:
     assert not check("k", "<=", 1.0, None)["holds"]
     assert check("k", "<=", 1.0, 1.0)["holds"] and not check("k", "<=", 1.0, 1.1)["holds"]
     assert check("k", ">=", 1.0, 1.0)["holds"] and not check("k", ">=", 1.0, 0.9)["holds"]
+
+
+def report() -> dict[str, object]:
+    """A report with something in each part."""
+    figures = summarise(samples([149.0] * 3, [100.0] * 3), "loadwise", ["smg"], VERIFIED, 40)
+    return result.build("gateway", seeds=[7], config={"load_average": 0.1}, **figures)
+
+
+def test_a_report_is_one_json_object_with_every_part(capsys: pytest.CaptureFixture[str]) -> None:
+    """What outside checks parse is all there is on stdout."""
+    result.show(report(), as_json=True)
+    printed = json.loads(capsys.readouterr().out)
+    expected = {"name", "version", "commit", "machine", "seeds", "config", "values", "ci95", "peers", "checks"}
+    assert set(printed) == expected
+    assert printed["seeds"] == [7]
+    assert printed["machine"]["cores"] >= 1
+    assert {"key": "added_p50_ms", "op": "<=", "bound": 0.5, "holds": True} in printed["checks"]
+
+
+def test_a_report_for_a_reader_shows_each_peer_and_each_missed_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    """Figures stand beside the peers', and a bound that was missed is not hidden among those that hold."""
+    result.show(report(), as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["gateway", "smg"]
+    assert ["rps.plain", "149.000", "100.000"] in [line.split() for line in lines]
+    assert "MISSED ratio.smg.plain >= 1.5" in lines
+    assert "holds  added_p50_ms <= 0.5" in lines
