@@ -30,8 +30,8 @@ _HINT: dict[Kind, str] = {
 def generate_tasks(n: int, seed: int, levels: int = LEVELS) -> tuple[Task, ...]:
     """Generate the first `n` problems of the stream named by `seed`.
 
-    Families and difficulties are balanced: every run of 20 holds each (family, difficulty) once, in random
-    order. A shorter stream is a prefix of a longer one. Prompts are unique within the stream.
+    Families and difficulties are balanced: every run of 4 * levels tasks holds each (family, difficulty) once, in
+    random order. A shorter stream is a prefix of a longer one. Prompts are unique within the stream.
 
     Args:
         n: 1..TASKS_MAX.
