@@ -15,6 +15,7 @@ from loadwise.demo.agent import (
     Transcript,
     finish_program,
     open_client,
+    opening,
     report_verdict,
     run_program,
 )
@@ -57,7 +58,7 @@ def test_the_calculator_is_used_to_the_end(model: str) -> None:
         transcript = run_program(client, TOOL_TASK, "auto", "p-1")
     assert (transcript.n_turns, transcript.n_tool_calls, transcript.errors) == (3, 2, ())
     assert transcript.model == model
-    assert transcript.input_tokens == 40 * (1 + 3 + 5)
+    assert transcript.input_tokens == 40 * (3 * len(opening()) + 1 + 3 + 5)
     assert transcript.wait_s == pytest.approx(3 * 0.0125)
     passed = grade(TOOL_TASK, transcript.answer_text).verdict == "pass"
     assert passed == solves(TOOL_TASK, model, TABLE, 0)
@@ -98,7 +99,7 @@ def test_a_failure_after_a_tool_call_leaves_no_answer() -> None:
     """Words beside a tool call are not taken for the answer when the next turn fails."""
     transcript, _ = work(
         lambda body: say("Answer: 5", call('{"expression": "2+3"}')),
-        refuse=lambda body: 503 if len(body["messages"]) > 1 else None,
+        refuse=lambda body: 503 if body["messages"][-1]["role"] == "tool" else None,
     )
     assert transcript.answer_text == "" and transcript.n_turns == 1 and transcript.errors
 
@@ -119,7 +120,7 @@ def test_the_model_is_told_what_its_call_gave(arguments: str, result: str) -> No
     """Good and bad arguments are answered in the tool message, under the call's id."""
 
     def script(body: Any) -> Reply:
-        return say("Answer: 1") if len(body["messages"]) > 1 else say("", call(arguments))
+        return say("Answer: 1") if body["messages"][-1]["role"] == "tool" else say("", call(arguments))
 
     transcript, bodies = work(script)
     told = bodies[-1]["messages"][-1]
@@ -134,7 +135,7 @@ def test_unknown_tools_and_floods_of_calls_are_answered() -> None:
     def script(body: Any) -> Reply:
         calls = [call('{"expression": "1"}', call_id=f"c{i}") for i in range(TOOL_CALLS_MAX + 2)]
         flood = say("", call("{}", name="rm_rf", call_id="x"), *calls)
-        return say("Answer: 1") if len(body["messages"]) > 1 else flood
+        return say("Answer: 1") if body["messages"][-1]["role"] == "tool" else flood
 
     _, bodies = work(script)
     results = [message["content"] for message in bodies[-1]["messages"] if message["role"] == "tool"]

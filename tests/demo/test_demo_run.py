@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -207,6 +209,7 @@ def test_a_model_of_no_price_is_an_error_and_no_row() -> None:
         {"n_programs": 10_001},
         {"concurrency": 0},
         {"draws": 0},
+        {"levels": 6},
         {"wait_scale": 0.0},
         {"wait_scale": float("nan")},
         {"request_timeout_s": float("inf")},
@@ -223,3 +226,10 @@ def test_outcomes_are_graded_by_text_alone() -> None:
     """An outcome carries no text: what a program said is judged before it is kept."""
     assert "answer_text" not in TaskOutcome.__struct_fields__
     assert grade(generate_tasks(1, 0)[0], "").verdict == "fail"
+
+
+def test_importing_the_demo_loads_no_web_library() -> None:
+    """The SDK is loaded when a client is opened, so `loadwise --help` does not pay for it."""
+    code = "import sys, loadwise.demo.run; print([m for m in ('openai', 'httpx', 'rich', 'torch') if m in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"

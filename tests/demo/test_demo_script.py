@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadwise.demo.agent import TOOLS
+from loadwise.demo.agent import TOOLS, opening
 from loadwise.demo.calculator import evaluate, show
 from loadwise.demo.grade import grade
 from loadwise.demo.luck import Luck
@@ -110,13 +110,13 @@ def test_tokens_follow_the_table() -> None:
             assert mean == pytest.approx(TABLE.models[model].output_tokens[family], rel=0.05)
 
 
-def test_the_task_is_found_behind_a_system_message_and_in_parts() -> None:
-    """A system message, content parts and surrounding space do not hide the task."""
+def test_the_task_is_found_behind_an_opening_and_in_parts() -> None:
+    """Examples before it, content parts and surrounding space do not hide the task or shift its turns."""
     task = STREAM[0]
     script = scripted(STREAM, TABLE, 0)
     plain = script({"model": "large", "messages": [{"role": "user", "content": task.prompt}]})
     parts = [{"type": "text", "text": f" {task.prompt}\n"}]
-    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": parts}]
+    messages = [*opening(), {"role": "user", "content": parts}]
     assert script({"model": "large", "messages": messages}) == plain
 
 

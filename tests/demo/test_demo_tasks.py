@@ -29,7 +29,7 @@ def figures(task: Task) -> list[Decimal]:
 
 
 def statement(task: Task) -> str:
-    return task.prompt.split(" Think briefly")[0].split(" Use the calculator")[0]
+    return task.prompt.split(" Finish with a line")[0].split(" Use the calculator")[0]
 
 
 def days(task: Task) -> list[int]:
@@ -50,8 +50,7 @@ def arithmetic(task: Task) -> Decimal:
     f = figures(task)
     match task.difficulty:
         case 1:
-            a, b = re.findall(r"\d+", statement(task))
-            return Decimal(a) - Decimal(b) if " - " in statement(task) else Decimal(a) + Decimal(b)
+            return sum(f, Decimal(0))
         case 2:
             return f[0] * f[1] + f[2]
         case 3:
@@ -71,7 +70,7 @@ def unit(task: Task) -> Decimal:
     f, text = figures(task), statement(task)
     match task.difficulty:
         case 1:
-            return f[0].scaleb(3)
+            return f[0].scaleb(2 if "centimetres" in text else 3)
         case 2:
             return f[0] * Decimal("2.54" if "inches" in text else "1.609")
         case 3:
@@ -86,12 +85,13 @@ def unit(task: Task) -> Decimal:
 
 def string(task: Task) -> str:
     """Work strings out letter by letter."""
-    quoted, text = re.findall(r'"([^"]*)"', task.prompt), statement(task)
+    text = statement(task)
+    quoted = re.findall(r'"([^"]*)"', text)
     match task.difficulty:
         case 1:
-            return "".join(reversed(quoted[0]))
+            return (list(quoted[0]) if "first" in text else list(reversed(quoted[0])))[0]
         case 2:
-            return quoted[0][0] + quoted[0][2] + quoted[0][4] + quoted[0][6]
+            return "".join(reversed(quoted[0]))
         case 3:
             return str(Counter(quoted[1])[quoted[0]])
         case 4:
@@ -108,7 +108,7 @@ def calendar(task: Task) -> str:
     text, day = statement(task), days(task)
     match task.difficulty:
         case 1 | 2:
-            n = int(re.findall(r"is (\d+) days", text)[0])
+            n = 1 if task.difficulty == 1 else int(re.findall(r"is (\d+) days", text)[0])
             return iso(day[0] - n if " before " in text else day[0] + n)
         case 3:
             return str(day[1] - day[0])
@@ -187,7 +187,7 @@ def test_seeds_differ_and_prompts_say_how_to_answer() -> None:
     """Another seed gives another stream; every prompt asks for the answer line and hides the answer's level."""
     assert generate_tasks(20, 1) != generate_tasks(20, 2)
     for task in STREAM[:200]:
-        assert "\nAnswer: <value>\n" in task.prompt
+        assert 'Finish with a line "Answer: <value>"' in task.prompt
         assert task.task_id not in task.prompt
 
 
@@ -202,3 +202,18 @@ def test_a_number_out_of_range_is_refused(n: int) -> None:
     """The message names the value and the limit."""
     with pytest.raises(ConfigError, match=rf"{n}: it must lie between 1 and {TASKS_MAX}"):
         generate_tasks(n, 0)
+
+
+def test_the_hardest_difficulty_can_be_lowered() -> None:
+    """A stream of easy problems is balanced over its own cells, uniform in ids, and bounded."""
+    assert {(t.family, t.difficulty) for t in generate_tasks(4, 5, levels=1)} == {(f, 1) for f in FAMILIES}
+    assert max(t.difficulty for t in generate_tasks(50, 5, levels=3)) == 3
+    for levels in (0, LEVELS + 1):
+        with pytest.raises(ConfigError, match=f"{levels}: it must lie between 1 and {LEVELS}"):
+            generate_tasks(4, 0, levels)
+
+
+def test_the_largest_stream_of_one_difficulty_fits_too() -> None:
+    """Even with one level the spaces hold a quarter of TASKS_MAX unique problems per family."""
+    tasks = generate_tasks(TASKS_MAX, 1, levels=1)
+    assert len({task.prompt for task in tasks}) == TASKS_MAX

@@ -25,7 +25,7 @@ from loadwise.demo.grade import grade
 from loadwise.demo.reply import Script
 from loadwise.demo.script import scripted
 from loadwise.demo.table import SuccessTable, UsdPerMillion, packaged_table
-from loadwise.demo.task import Task
+from loadwise.demo.task import LEVELS, Task
 from loadwise.demo.tasks import TASKS_MAX, generate_tasks
 from loadwise.kernel.errors import ConfigError, Error
 from loadwise.kernel.fact import Fact
@@ -60,6 +60,8 @@ class DemoOptions(Fact, frozen=True, kw_only=True):
     """Programs per row, 1..TASKS_MAX."""
     concurrency: int = 8
     """Programs under way at once, 1..CONCURRENCY_MAX."""
+    levels: int = LEVELS
+    """Hardest difficulty of the tasks, 1..LEVELS."""
     seed: int = 0
     """Any integer: names the tasks, the luck and the bootstrap."""
     prices: dict[str, UsdPerMillion] = {}
@@ -73,6 +75,7 @@ class DemoOptions(Fact, frozen=True, kw_only=True):
         limits = (
             ("n_programs", self.n_programs, TASKS_MAX),
             ("concurrency", self.concurrency, CONCURRENCY_MAX),
+            ("levels", self.levels, LEVELS),
             ("draws", self.draws, 100_000),
         )
         for name, value, most in limits:
@@ -139,7 +142,7 @@ def run_demo(
     table = table or packaged_table()
     emulated = not options.prices
     prices = options.prices or {name: model.usd_per_million for name, model in table.models.items()}
-    tasks = generate_tasks(options.n_programs, options.seed)
+    tasks = generate_tasks(options.n_programs, options.seed, options.levels)
     script = scripted(tasks, table, options.seed)
     course = _Course(options, prices, tasks, report)
     elapsed_s: dict[str, float] = {}

@@ -3,7 +3,7 @@
 Theory of operation. A request names its model, and its first known user message names the task (prompts are
 unique). Whether the model solves the task is drawn under (seed, task id, model) and nothing else, so a task
 meets the same luck in every row of the comparison, under every policy and in any order. The turn's index is
-the number of assistant messages so far, hence the whole conversation is a pure function of the requests.
+the number of assistant messages after it, hence the whole conversation is a pure function of the requests.
 """
 
 from __future__ import annotations
@@ -99,22 +99,24 @@ def scripted(tasks: Iterable[Task], table: SuccessTable, seed: int, model: str |
         messages = body.get("messages")
         if not isinstance(messages, list):
             return _SHRUG
-        task = _task_of(messages, task_by_prompt)
+        task, place = _task_of(messages, task_by_prompt)
         if task is None or not isinstance(speaker, str) or speaker not in table.models:
             return _SHRUG
-        turn_index = sum(isinstance(m, Mapping) and m.get("role") == "assistant" for m in messages)
+        since = messages[place:]
+        turn_index = sum(isinstance(m, Mapping) and m.get("role") == "assistant" for m in since)
         return reply(task, speaker, table, seed, turn_index, offers_tool=_offers_calculator(body))
 
     return script
 
 
-def _task_of(messages: list[Any], task_by_prompt: Mapping[str, Task]) -> Task | None:
-    for message in messages:
+def _task_of(messages: list[Any], task_by_prompt: Mapping[str, Task]) -> tuple[Task | None, int]:
+    """Find the first known prompt and the place of its message."""
+    for place, message in enumerate(messages):
         if isinstance(message, Mapping) and message.get("role") == "user":
             task = task_by_prompt.get(_text_of(message.get("content")).strip())
             if task is not None:
-                return task
-    return None
+                return task, place
+    return None, len(messages)
 
 
 def _text_of(content: object) -> str:
@@ -175,6 +177,8 @@ def _slip(task: Task, luck: Luck) -> str:
 def _text_slip(answer: str, luck: Luck) -> str:
     if answer in _WEEKDAYS:
         return luck.pick(_WEEKDAYS)
+    if len(answer) == 1:
+        return luck.pick("abcdefghijklmnopqrstuvwxyz")
     at = luck.integer(0, len(answer) - 2)
     swapped = answer[:at] + answer[at + 1] + answer[at] + answer[at + 2 :]
     return luck.pick((swapped, answer[:at] + answer[at + 1 :], answer[::-1]))

@@ -27,24 +27,27 @@ _HINT: dict[Kind, str] = {
 }
 
 
-def generate_tasks(n: int, seed: int) -> tuple[Task, ...]:
+def generate_tasks(n: int, seed: int, levels: int = LEVELS) -> tuple[Task, ...]:
     """Generate the first `n` problems of the stream named by `seed`.
 
-    Families and difficulties are balanced: every run of 20 holds each (family, difficulty) once, in random
-    order. A shorter stream is a prefix of a longer one. Prompts are unique within the stream.
+    Families and difficulties are balanced: every run of 4 * levels tasks holds each (family, difficulty) once, in
+    random order. A shorter stream is a prefix of a longer one. Prompts are unique within the stream.
 
     Args:
         n: 1..TASKS_MAX.
         seed: any integer.
+        levels: hardest difficulty, 1..LEVELS: the smallest real models solve hardly anything above the first.
 
     Raises:
-        ConfigError: `n` out of range.
+        ConfigError: `n` or `levels` out of range.
     """
     if not 1 <= n <= TASKS_MAX:
         raise ConfigError(f"number of tasks is {n}: it must lie between 1 and {TASKS_MAX}")
+    if not 1 <= levels <= LEVELS:
+        raise ConfigError(f"hardest difficulty is {levels}: it must lie between 1 and {LEVELS}")
     tasks: list[Task] = []
     seen: set[str] = set()
-    cells = [(family, level) for family in FAMILIES for level in range(1, LEVELS + 1)]
+    cells = [(family, level) for family in FAMILIES for level in range(1, levels + 1)]
     for start in range(0, n, len(cells)):
         for offset, (family, level) in enumerate(Luck(seed, "order", start).shuffled(cells)):
             if start + offset < n:
@@ -66,17 +69,19 @@ def _fresh(seed: int, place: int, family: Family, level: int, seen: set[str]) ->
     raise AssertionError(f"no unused {family} problem of difficulty {level} in {_REDRAWS_MAX} draws (task {place})")
 
 
+def asked(statement: str, kind: Kind, units: tuple[str, ...] = ()) -> str:
+    """Put a statement as a question that says how its answer is to be written."""
+    hint = _HINT[kind] + (f" in {units[0]}" if units else "")
+    return f'{statement} Finish with a line "Answer: <value>", where <value> is {hint}.'
+
+
 def _placed(problem: Problem, task_id: str, family: Family, level: int, uses_tool: bool) -> Task:
-    hint = _HINT[problem.kind] + (f", in {problem.units[0]}" if problem.units else "")
     tool = " Use the calculator tool for the arithmetic." if uses_tool else ""
     return Task(
         task_id=task_id,
         family=family,
         difficulty=level,
-        prompt=(
-            f"{problem.statement}{tool} Think briefly, then finish with one line of the form\n"
-            f"Answer: <value>\nwhere <value> is {hint}."
-        ),
+        prompt=asked(problem.statement + tool, problem.kind, problem.units),
         answer=problem.answer,
         kind=problem.kind,
         tolerance=problem.tolerance,

@@ -16,11 +16,10 @@ def _number(statement: str, value: Fraction | int, *steps: str, units: tuple[str
 
 
 def one_sum(luck: Luck) -> Problem:
-    """Level 1: a + b or a - b."""
-    a, b = luck.integer(12, 989), luck.integer(12, 989)
-    if luck.pick(("plus", "minus")) == "plus":
-        return _number(f"What is {a} + {b}?", a + b, f"{a} + {b}")
-    return _number(f"What is {a} - {b}?", a - b, f"{a} - {b}")
+    """Level 1: a + b, small enough for the smallest real models."""
+    a, b = luck.integer(2, 39), luck.integer(2, 39)
+    question = luck.pick((f"What is {a} + {b}?", f"How much is {a} + {b}?", f"Add {a} and {b}."))
+    return _number(question, a + b, f"{a} + {b}")
 
 
 def product_and_sum(luck: Luck) -> Problem:

@@ -27,11 +27,11 @@ def _date(statement: str, answer: date) -> Problem:
     return Problem(statement=statement, answer=answer.isoformat(), kind="date")
 
 
-def within_month(luck: Luck) -> Problem:
-    """Level 1: a few days later, in the same month."""
-    start = _day(luck).replace(day=luck.integer(1, 18))
-    n = luck.integer(3, 10)
-    return _date(f"Which date is {n} days after {start}?", start + timedelta(days=n))
+def next_day(luck: Luck) -> Problem:
+    """Level 1: the day after or before, in the same month."""
+    start = _day(luck).replace(day=luck.integer(2, 27))
+    side, sign = luck.pick((("after", 1), ("before", -1)))
+    return _date(f"Which date is one day {side} {start}?", start + timedelta(days=sign))
 
 
 def across_months(luck: Luck) -> Problem:
@@ -82,4 +82,4 @@ def nth_weekday(luck: Luck) -> Problem:
     )
 
 
-PROBLEMS: tuple[Callable[[Luck], Problem], ...] = (within_month, across_months, span, weekday, nth_weekday)
+PROBLEMS: tuple[Callable[[Luck], Problem], ...] = (next_day, across_months, span, weekday, nth_weekday)

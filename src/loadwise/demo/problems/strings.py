@@ -1,4 +1,4 @@
-"""Strings: reverse, pick, count, shift and combine letters of made-up words."""
+"""Strings: pick, reverse, count, shift and combine letters of made-up words."""
 
 from __future__ import annotations
 
@@ -19,19 +19,17 @@ def _text(statement: str, answer: str) -> Problem:
     return Problem(statement=statement, answer=answer, kind="text")
 
 
+def end_letter(luck: Luck) -> Problem:
+    """Level 1: a word's first or last letter."""
+    word = _word(luck, 3) + luck.pick(_CONSONANTS)
+    end, at = luck.pick((("first", 0), ("last", -1)))
+    return _text(f'What is the {end} letter of the word "{word}"?', word[at])
+
+
 def reverse(luck: Luck) -> Problem:
-    """Level 1: a short word backwards."""
+    """Level 2: a short word backwards."""
     word = _word(luck, 2) + luck.pick(_CONSONANTS)
     return _text(f'Write the word "{word}" backwards.', word[::-1])
-
-
-def every_second(luck: Luck) -> Problem:
-    """Level 2: the letters at odd places."""
-    word = "".join(luck.pick(_CONSONANTS + _VOWELS) for _ in range(8))
-    return _text(
-        f'Take the 1st, 3rd, 5th and 7th letter of "{word}". Which four letters are they, without spaces?',
-        word[::2],
-    )
 
 
 def count_letter(luck: Luck) -> Problem:
@@ -71,4 +69,4 @@ def combine(luck: Luck) -> Problem:
     )
 
 
-PROBLEMS: tuple[Callable[[Luck], Problem], ...] = (reverse, every_second, count_letter, shift, combine)
+PROBLEMS: tuple[Callable[[Luck], Problem], ...] = (end_letter, reverse, count_letter, shift, combine)

@@ -26,21 +26,21 @@ def _converted(statement: str, value: Fraction, units: tuple[str, ...], *steps: 
 
 
 def metric(luck: Luck) -> Problem:
-    """Level 1: a factor of a thousand."""
-    n = luck.integer(1001, 9999)
-    big, small, names = luck.pick(
+    """Level 1: a whole number times a hundred or a thousand."""
+    n = luck.integer(2, 999)
+    big, small, factor, names = luck.pick(
         (
-            ("kilometres", "metres", ("metres", "metre", "meters", "meter", "m")),
-            ("kilograms", "grams", ("grams", "gram", "g")),
-            ("litres", "millilitres", ("millilitres", "millilitre", "milliliters", "milliliter", "ml")),
+            ("kilometres", "metres", 1000, ("metres", "metre", "meters", "meter", "m")),
+            ("kilograms", "grams", 1000, ("grams", "gram", "g")),
+            ("litres", "millilitres", 1000, ("millilitres", "millilitre", "milliliters", "milliliter", "ml")),
+            ("metres", "centimetres", 100, ("centimetres", "centimetre", "centimeters", "centimeter", "cm")),
         )
     )
-    amount = f"{n // 100}.{n % 100:02d}"
     return _converted(
-        f"Convert {amount} {big} to {small} (1 of the larger unit is 1000 of the smaller).",
-        Fraction(n, 100) * 1000,
+        f"Convert {n} {big} to {small} (a {big[:-1]} has {factor} {small}).",
+        Fraction(n * factor),
         names,
-        f"{amount} * 1000",
+        f"{n} * {factor}",
     )
 
 
