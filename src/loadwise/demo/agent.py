@@ -108,6 +108,7 @@ def run_program(
     program_id: str,
     metadata: Mapping[str, str] | None = None,
     turns_max: int = TURNS_MAX,
+    output_max_tokens: int = OUTPUT_MAX_TOKENS,
 ) -> Transcript:
     """Work on one task until the model answers in words, a turn fails for good, or turns run out.
 
@@ -118,8 +119,9 @@ def run_program(
         program_id: sent as X-Session-ID with every turn.
         metadata: sent as the body's `metadata`, where routers look for the kind of task.
         turns_max: bound on model calls.
+        output_max_tokens: bound on each reply.
     """
-    program = _Program(client, task, model, program_id, metadata)
+    program = _Program(client, task, model, program_id, metadata, output_max_tokens)
     for turn in range(turns_max):
         calls = program.take_turn(with_tools=task.uses_tool and turn < turns_max - 1)
         if not calls:
@@ -157,8 +159,15 @@ class _Program:
     """The state of one running program."""
 
     def __init__(
-        self, client: OpenAI, task: Task, model: str, program_id: str, metadata: Mapping[str, str] | None
+        self,
+        client: OpenAI,
+        task: Task,
+        model: str,
+        program_id: str,
+        metadata: Mapping[str, str] | None,
+        output_max_tokens: int,
     ) -> None:
+        self._output_max_tokens = output_max_tokens
         self._client = client
         self._task = task
         self._model = model
@@ -200,7 +209,7 @@ class _Program:
             model=self._model,
             messages=self._messages,
             temperature=0.0,
-            max_tokens=OUTPUT_MAX_TOKENS,
+            max_tokens=self._output_max_tokens,
             extra_headers={"X-Session-ID": self._program_id},
             extra_body=self._extra,
             **({"tools": tools} if tools else {}),

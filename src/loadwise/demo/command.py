@@ -14,8 +14,9 @@ from loadwise.gateway.turns import Embedder
 from loadwise.kernel.errors import ConfigError
 
 N_EMULATED = 200
-N_REAL = 12
-"""Programs per row; a 135 M model on two cores makes some forty tokens a second."""
+N_REAL = 8
+REAL_OUTPUT_MAX_TOKENS = 80
+"""Few programs and short replies: a 135 M model on two cores makes some forty tokens a second."""
 REAL_SLOTS = 4
 
 
@@ -50,7 +51,14 @@ def demo(
         if not path.is_file():
             raise ConfigError(f"model {name!r}: there is no weights file {str(path)!r}")
     prices = {name: _price(path) for name, path in files.items()}
-    options = DemoOptions(n_programs=n_programs or N_REAL, concurrency=REAL_SLOTS, seed=seed, prices=prices)
+    options = DemoOptions(
+        n_programs=n_programs or N_REAL,
+        concurrency=REAL_SLOTS,
+        seed=seed,
+        prices=prices,
+        output_max_tokens=REAL_OUTPUT_MAX_TOKENS,
+        request_timeout_s=120.0,
+    )
     start_gateway = gateways(prices, root, engine="llamacpp", embedder=lambda: embedder)
     return run_demo(options, real_pool(files, slots=REAL_SLOTS), start_gateway, report), root
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from loadwise import __version__
-from loadwise.demo.agent import finish_program, open_client, report_verdict, run_program
+from loadwise.demo.agent import OUTPUT_MAX_TOKENS, finish_program, open_client, report_verdict, run_program
 from loadwise.demo.compare import DRAWS, Comparison, Gain, Row, TaskOutcome, compare, summarize
 from loadwise.demo.grade import grade
 from loadwise.demo.reply import Script
@@ -69,6 +69,8 @@ class DemoOptions(Fact, frozen=True, kw_only=True):
     wait_scale: float = 1.0
     """Seconds of emulated time in one second of the clock; a reported wait is multiplied by it."""
     request_timeout_s: float = 60.0
+    output_max_tokens: int = OUTPUT_MAX_TOKENS
+    """Bound on each reply; small for slow real models."""
     draws: int = DRAWS
 
     def __post_init__(self) -> None:
@@ -77,6 +79,7 @@ class DemoOptions(Fact, frozen=True, kw_only=True):
             ("concurrency", self.concurrency, CONCURRENCY_MAX),
             ("levels", self.levels, LEVELS),
             ("draws", self.draws, 100_000),
+            ("output_max_tokens", self.output_max_tokens, 100_000),
         )
         for name, value, most in limits:
             if not 1 <= value <= most:
@@ -249,7 +252,9 @@ class _Course:
     def _run_one(self, client: Any, plan: RowPlan, task: Task) -> None:
         program_id = f"demo-{plan.label.replace(':', '-')}-{task.task_id}"
         metadata = {"task_type": task.family, "domain": task.family}
-        transcript = run_program(client, task, "auto", program_id, metadata)
+        transcript = run_program(
+            client, task, "auto", program_id, metadata, output_max_tokens=self._options.output_max_tokens
+        )
         passed = grade(task, transcript.answer_text).verdict
         # No answer because something broke says nothing about the model, so the learner gets no verdict.
         unheard = bool(transcript.errors) and not transcript.answer_text
