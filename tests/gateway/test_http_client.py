@@ -568,7 +568,7 @@ async def test_a_dial_that_fails_gives_its_place_to_who_waits() -> None:
 
 @loop_test
 async def test_a_connection_nobody_wants_any_more_is_closed() -> None:
-    """A dial that succeeds after its attempt was cancelled leaves nothing open; one that comes lost is an error."""
+    """A dial that succeeds after its cancel leaves nothing open; one that comes lost is an error."""
 
     class Stubborn(Engine):
         is_lost = False

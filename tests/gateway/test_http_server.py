@@ -496,14 +496,17 @@ def test_connections_are_kept_as_the_client_asks(
     assert world.transport.is_lost == closes
 
 
-def test_nothing_is_read_after_the_last_request() -> None:
+@pytest.mark.parametrize("is_answered_at_once", [False, True])
+def test_nothing_is_read_after_the_last_request(is_answered_at_once: bool) -> None:
     """What follows `Connection: close` is neither served nor refused."""
-    world = World()
+    world = World(answer=is_answered_at_once)
     world.transport.deliver(b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n" + GET)
     world.transport.deliver(b"nonsense")
-    world.exchanges[0].respond(200)
+    if not is_answered_at_once:
+        world.exchanges[0].respond(200)
     world.transport.settle()
     assert [reply.status for reply in world.replies()] == [200] and len(world.exchanges) == 1
+    assert world.server.statistics().refused == {}
 
 
 def test_streams_are_chunked_and_for_http10_end_with_the_connection() -> None:

@@ -1,0 +1,1 @@
+"""What guards cost: every module here runs alone (`python -m bench.NAME --json`)."""
