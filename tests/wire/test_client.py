@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from functools import wraps
 from itertools import pairwise
@@ -140,6 +141,7 @@ def test_split_points_of_an_answer_change_nothing(answer: tuple[bytes, bytes, bo
     whole, engine = answered(data, eof=until_close)
     parts, other = answered(data, cuts, eof=until_close)
     assert whole == parts and whole[-1] == ("end",)
+    assert b"t" not in whole[0][2]  # type: ignore[index]  # A trailer is no header.
     assert whole[1:-1] == ([("body", body)] if body else [])
     assert engine.statistics() == other.statistics()
     assert (engine.statistics().in_flight, engine.statistics().idle) == (0, 0 if until_close else 1)
@@ -249,6 +251,21 @@ def test_bad_chunks_after_good_ones_are_told_after_the_good_bytes() -> None:
         ("body", b"abc"),
         ("error", "malformed"),
     ]
+
+
+def test_what_was_read_before_a_pause_still_arrives_and_starts_no_clock() -> None:
+    """TLS may hold decrypted bytes when reading stops: they are told, and the connection is kept reading."""
+    engine = Engine(timeouts=Timeouts(idle_s=1.0))
+    connection = EngineConnection(engine)
+    transport = MemoryTransport(connection)
+    engine.adopt(connection)
+    attempt, sink = engine.ask()
+    transport.deliver(OK[:-2])
+    attempt.pause_reading()
+    connection.data_received(OK[-2:-1])
+    engine.clock.tick(50.0)
+    connection.data_received(OK[-1:])
+    assert sink.events == OK_EVENTS and not transport.is_paused
 
 
 def test_all_chunks_of_one_read_come_in_one_call() -> None:
@@ -512,6 +529,62 @@ def test_a_kept_connection_that_dies_after_a_byte_is_an_error() -> None:
     transport.deliver(b"H")
     transport.hang_up()
     assert sink.events == [("error", "truncated")] and engine.statistics().retried == 0
+
+
+@loop_test
+async def test_a_connection_that_is_closing_carries_nothing() -> None:
+    """Between the engine's close and our hearing of it, another connection is taken."""
+    engine = Engine()
+    first, second = engine.connect(), engine.connect()
+    second.close()
+    engine.ask()
+    assert first.sent and not second.sent
+    first.deliver(OK)
+    first.close()
+    engine.ask()
+    await settled(lambda: bool(engine.dialed) and bool(engine.dialed[0].sent))
+
+
+@loop_test
+async def test_a_dial_that_fails_gives_its_place_to_who_waits() -> None:
+    """Each attempt dials in its turn and is told of its own refusal."""
+
+    class Closed(Engine):
+        async def open_connection(self) -> EngineConnection:
+            raise ConnectionRefusedError("nobody there")
+
+    engine = Closed(limits=UpstreamLimits(connections=1))
+    sinks = [engine.ask()[1] for _ in range(3)]
+    await settled(lambda: bool(sinks[2].events))
+    assert [sink.events for sink in sinks] == [[("error", "refused")]] * 3
+    await settled(lambda: engine.statistics().dialing == 0)
+
+
+@loop_test
+async def test_a_connection_nobody_wants_any_more_is_closed() -> None:
+    """A dial that succeeds after its cancel leaves nothing open; one that comes lost is an error."""
+
+    class Stubborn(Engine):
+        is_lost = False
+
+        async def open_connection(self) -> EngineConnection:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
+            connection = await super().open_connection()
+            if self.is_lost:
+                self.dialed[-1].hang_up()
+            return connection
+
+    engine = Stubborn()
+    attempt, sink = engine.ask()
+    await asyncio.sleep(0)
+    attempt.cancel()
+    await settled(lambda: engine.statistics().dialing == 0)
+    assert engine.dialed[0].is_closing() and not engine.dialed[0].sent and sink.events == []
+    engine.is_lost = True
+    _, sink = engine.ask()
+    await settled(lambda: bool(sink.events))
+    assert sink.events == [("error", "reset")] and engine.statistics().connections == 0
 
 
 @loop_test

@@ -435,6 +435,18 @@ def test_bodies_of_all_connections_together_are_bounded() -> None:
     assert world.server.statistics().held_body_bytes == 0
 
 
+def test_bodies_of_a_client_that_left_are_not_counted() -> None:
+    """What was held for it, delivered or not, makes room."""
+    world = World()
+    upload = post(b"x" * 50)
+    for request in (upload, upload, upload[:-1]):
+        world.transport.deliver(request[:-30])
+        world.transport.deliver(request[-30:])
+    assert world.server.statistics().held_body_bytes == 90
+    world.transport.hang_up()
+    assert world.server.statistics().held_body_bytes == 0
+
+
 def test_expect_continue_is_answered_when_its_turn_comes() -> None:
     """100 Continue follows the answers that are owed before it, never amid one of them."""
     world = World()
@@ -476,6 +488,19 @@ def test_connections_are_kept_as_the_client_asks(
     assert world.transport.is_lost == closes
 
 
+@pytest.mark.parametrize("is_answered_at_once", [False, True])
+def test_nothing_is_read_after_the_last_request(is_answered_at_once: bool) -> None:
+    """What follows `Connection: close` is neither served nor refused."""
+    world = World(answer=is_answered_at_once)
+    world.transport.deliver(b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n" + GET)
+    world.transport.deliver(b"nonsense")
+    if not is_answered_at_once:
+        world.exchanges[0].respond(200)
+    world.transport.settle()
+    assert [reply.status for reply in world.replies()] == [200] and len(world.exchanges) == 1
+    assert world.server.statistics().refused == {}
+
+
 def test_streams_are_chunked_and_for_http10_end_with_the_connection() -> None:
     """Each piece is one chunk; a client that knows no chunks gets the plain bytes and a close."""
     world = World()
@@ -511,6 +536,13 @@ def test_answers_that_have_no_body_send_none() -> None:
     world.exchanges[3].respond(200, b"", b"after")
     assert [reply.body for reply in world.replies()] == [b"", b"after"]
     assert b"content-length: 0" not in world.transport.sent
+
+
+def test_an_offer_to_upgrade_may_come_with_a_close() -> None:
+    """Ignoring the offer does not ignore the rest of the Connection header."""
+    world = World(answer=True)
+    world.transport.deliver(b"GET / HTTP/1.1\r\nHost: h\r\nConnection: upgrade, close\r\nUpgrade: x\r\n\r\n")
+    assert [reply.headers[b"connection"] for reply in world.replies()] == [b"close"] and world.transport.is_lost
 
 
 UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"

@@ -327,8 +327,6 @@ class Upstream:
 
     def send_again(self, attempt: Attempt) -> None:
         """A kept connection died under the attempt: dial a fresh one, once (it will not count as kept)."""
-        if not attempt.is_open:
-            return
         self._retried += 1
         attempt.timeout_kind = "connect_timeout"
         attempt.deadline_s = self.after(attempt.timeouts.connect_s)

@@ -383,7 +383,7 @@ class Connection(asyncio.Protocol):
         Some clients offer h2c with every request, bodies included, and the parser skips the body of such a
         one.
         """
-        headers = (item for item in self._headers.items() if item[0] not in (b"upgrade", b"connection"))
+        headers = (item for item in self._headers.items() if item[0] != b"upgrade")
         lines = b"".join(b"%b: %b\r\n" % item for item in headers)
         head = b"%b %b HTTP/1.1\r\n%b\r\n" % (self._method, self._target, lines)
         self._parser = httptools.HttpRequestParser(self)

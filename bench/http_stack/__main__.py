@@ -1,0 +1,150 @@
+"""`python -m bench.http_stack [--json] [--quick]`: the same relay on four HTTP stacks, one core each.
+
+The proxy under test has one core; engine stub and load generator share the other. Candidates stay up for the
+whole bench and are asked in turns, so that a change of the machine's load hits all of them. Besides requests
+per second (32 connections, not streamed, and streamed in 40 chunks that leave the engine one by one) the
+processor time that one request costs the proxy is measured: it says the same and does not depend on who else
+uses the machine.
+
+Candidates live in an environment of their own, `.cache/bench-http-stack`, made here when it is missing; those
+that cannot be started are skipped and counted (`skipped`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+from bench.http_stack import load, pinned
+from bench.report import check, load_average, middle, parser, print_report, report, say
+
+CONNECTIONS = 32
+CANDIDATES = ("protocols", "uvicorn", "aiohttp", "starlette")
+_ENVIRONMENT = pinned.ROOT / ".cache" / "bench-http-stack"
+_REQUIREMENTS = Path(__file__).with_name("requirements.txt")
+_ROUTE = "/v1/chat/completions"
+
+Runs = dict[str, list[float]]
+
+
+def main() -> None:
+    """Measure and print."""
+    options = parser("bench.http_stack", "The same relay on four HTTP stacks.").parse_args()
+    rounds, seconds = (2, 1) if options.quick else (5, 3)
+    load_before = load_average()
+    proxy_core, other_core = pinned.cores()
+    python = _environment()
+    runs: Runs = {}
+    with contextlib.ExitStack() as stack:
+        engine_port = _free_port()
+        stack.enter_context(pinned.stub(other_core, engine_port))
+        engine = f"http://127.0.0.1:{engine_port}"
+        urls: dict[str, tuple[str, pinned.Pinned | None]] = {"engine": (engine, None)}
+        for candidate in CANDIDATES:
+            started = _start(candidate, python, engine, proxy_core)
+            if started is not None:
+                urls[candidate] = (started[0], stack.enter_context(started[1]))
+        for number in range(rounds):
+            for name, (url, process) in urls.items():
+                _measure(runs, name, url, process, other_core, seconds)
+            say(f"round {number + 1} of {rounds}, load {load_average()}")
+    _print(runs, load_before, len(urls) - 1, rounds, seconds, options.json)
+
+
+def _measure(runs: Runs, name: str, url: str, process: pinned.Pinned | None, core: int, seconds: float) -> None:
+    for kind in ("plain", "stream"):
+        payload = load.body(stream=kind == "stream")
+        cpu_s = process.cpu_s() if process else 0.0
+        done = load.closed(url + _ROUTE, payload=payload, core=core, connections=CONNECTIONS, seconds=seconds)
+        runs.setdefault(f"{name}.{kind}.rps", []).append(done.rps)
+        runs.setdefault(f"{name}.{kind}.errors", []).append(done.errors)
+        if process and done.requests:
+            spent_s = process.cpu_s() - cpu_s
+            runs.setdefault(f"{name}.{kind}.cpu_us", []).append(spent_s / done.requests * 1e6)
+
+
+def _print(runs: Runs, load_before: float, started: int, rounds: int, seconds: float, as_json: bool) -> None:
+    values: dict[str, float] = {}
+    ci95: dict[str, tuple[float, float]] = {}
+    for key, figures in runs.items():
+        if key.endswith(".errors"):
+            values[key] = sum(figures)
+        else:
+            values[key], ci95[key] = middle(figures)
+    values["skipped"] = len(CANDIDATES) - started
+    checks = [check(values, f"protocols.{kind}.errors", "<=", 0) for kind in ("plain", "stream")]
+    for kind in ("plain", "stream"):
+        others = [values[key] for name in CANDIDATES[1:] if (key := f"{name}.{kind}.cpu_us") in values]
+        if others:
+            checks.append(check(values, f"protocols.{kind}.cpu_us", "<=", min(others)))
+    proxy_core, other_core = pinned.cores()
+    config = {
+        "connections": CONNECTIONS,
+        "stream_chunks": 40,
+        "rounds": rounds,
+        "seconds": seconds,
+        "cores_shared": proxy_core == other_core,
+        "load": "wrk" if shutil.which("wrk") else "own client (wrk is not installed)",
+        "interval": "range of the rounds",
+    }
+    made = report("bench.http_stack", values, load_before=load_before, config=config, ci95=ci95, checks=checks)
+    print_report(made, as_json=as_json)
+
+
+def _start(name: str, python: str | None, engine: str, core: int) -> tuple[str, pinned.Pinned] | None:
+    interpreter = sys.executable if name == "protocols" else python
+    if interpreter is None:
+        return None
+    port = _free_port()
+    url = f"http://127.0.0.1:{port}"
+    process = pinned.Pinned([interpreter, "-m", f"bench.http_stack.proxy_{name}", engine, str(port)], core)
+    try:
+        process.wait_until_ready(f"{url}/v1/models")
+    except RuntimeError as problem:
+        say(f"skipped {name}: {problem}")
+        process.end()
+        return None
+    return url, process
+
+
+def _environment() -> str | None:
+    """Interpreter of the candidates' environment, made if it is missing; None if that fails."""
+    python = _ENVIRONMENT / "bin" / "python"
+    done = _ENVIRONMENT / "installed.txt"
+    wanted = _REQUIREMENTS.read_text()
+    if done.exists() and done.read_text() == wanted:
+        return str(python)
+    say(f"making {_ENVIRONMENT}")
+    try:
+        venv.create(_ENVIRONMENT, with_pip=True, clear=True)
+        command = [
+            str(python),
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--disable-pip-version-check",
+            "-r",
+            str(_REQUIREMENTS),
+        ]
+        subprocess.run(command, check=True, capture_output=True, timeout=600)
+    except (OSError, subprocess.SubprocessError) as problem:
+        say(f"no environment for the other candidates: {problem}")
+        return None
+    done.write_text(wanted)
+    return str(python)
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,268 @@
+"""Load: closed loop by `wrk` (or our own client where wrk is not installed), open loop at a given rate by our
+own.
+
+`closed` answers "how many requests per second, at so many connections": each connection asks again as soon as
+it has its answer. `paced` answers "how long does a request take at so many per second": arrivals do not wait
+for answers, and latency counts from the planned instant, so a stall is not forgotten.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from bench.http_stack.pinned import environment
+from loadwise.wire.client import Timeouts, Upstream, UpstreamLimits
+from loadwise.wire.heads import JSON_TYPE, header_block
+
+PROMPT = [
+    {"role": "system", "content": "You are a careful engineer. Answer with the shortest correct text."},
+    {"role": "user", "content": "What is 17 times 23? Explain in one line how you know."},
+]
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """What a load run measured. Times in milliseconds."""
+
+    rps: float
+    """Error-free answers per second."""
+    requests: int
+    errors: int
+    p50_ms: float
+    p99_ms: float
+    tool: str
+
+
+def body(*, stream: bool = False, model: str = "stub-model") -> bytes:
+    """A chat request of about 250 bytes."""
+    request: dict[str, object] = {"model": model, "messages": PROMPT}
+    if stream:
+        request |= {"stream": True, "stream_options": {"include_usage": True}}
+    return msgspec.json.encode(request)
+
+
+def closed(
+    url: str, *, payload: bytes, core: int, connections: int = 32, seconds: float = 3.0, sessions: int = 0
+) -> Load:
+    """Ask as fast as answers come.
+
+    Args:
+        url: With path.
+        payload: Body of every request.
+        core: Where the load generator runs.
+        connections: Kept open.
+        seconds: Length of the run.
+        sessions: If positive, requests carry `X-Session-ID` of so many programs in turn.
+    """
+    if shutil.which("wrk") is None:
+        arguments = [
+            "--connections",
+            str(connections),
+            "--seconds",
+            str(seconds),
+            "--sessions",
+            str(sessions),
+        ]
+        return _own(url, payload, core, arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "load.lua"
+        script.write_text(_lua(payload, sessions))
+        command = [
+            "taskset",
+            "-c",
+            str(core),
+            "wrk",
+            "-t1",
+            f"-c{connections}",
+            f"-d{max(1, round(seconds))}s",
+        ]
+        command += ["--timeout", "10s", "-s", str(script), url]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 60.0, check=True)
+    figures = json.loads(re.findall(r"^\{.*\}$", done.stdout, re.MULTILINE)[-1])
+    good = figures["requests"] - figures["errors"]
+    return Load(
+        rps=good / figures["seconds"],
+        requests=figures["requests"],
+        errors=figures["errors"],
+        p50_ms=figures["p50_ms"],
+        p99_ms=figures["p99_ms"],
+        tool="wrk",
+    )
+
+
+def paced(
+    url: str,
+    *,
+    payload: bytes,
+    core: int,
+    rate_per_s: float,
+    connections: int = 64,
+    seconds: float = 5.0,
+    sessions: int = 0,
+) -> Load:
+    """Ask at a steady rate, whatever the answers do; latency from the planned instant of each request."""
+    arguments = ["--connections", str(connections), "--seconds", str(seconds), "--sessions", str(sessions)]
+    return _own(url, payload, core, [*arguments, "--rate", str(rate_per_s)])
+
+
+def _lua(payload: bytes, sessions: int) -> str:
+    """The wrk script: prebuilt requests in turn, and a summary that a program can read."""
+    quoted = "".join(f"\\{byte:03d}" for byte in payload)
+    ids = [f'["X-Session-ID"] = "bench-{number}"' for number in range(sessions)] or [""]
+    tables = ",\n".join(f'{{["Content-Type"] = "application/json", {one}}}' for one in ids)
+    return f"""
+local headers = {{
+{tables}
+}}
+local requests, at = {{}}, 0
+init = function(args)
+  for i, h in ipairs(headers) do requests[i] = wrk.format("POST", nil, h, "{quoted}") end
+end
+request = function()
+  at = at % #requests + 1
+  return requests[at]
+end
+done = function(summary, latency, _)
+  local e = summary.errors
+  io.write(string.format('\\n{{"requests": %d, "errors": %d, "seconds": %f, "p50_ms": %f, "p99_ms": %f}}\\n',
+    summary.requests, e.connect + e.read + e.write + e.status + e.timeout, summary.duration / 1e6,
+    latency:percentile(50) / 1e3, latency:percentile(99) / 1e3))
+end
+"""
+
+
+def _own(url: str, payload: bytes, core: int, arguments: Sequence[str]) -> Load:
+    command = ["taskset", "-c", str(core), sys.executable, "-m", "bench.load", url, *arguments]
+    done = subprocess.run(command, input=payload, capture_output=True, env=environment(), timeout=300.0, check=True)
+    return msgspec.json.decode(done.stdout, type=Load)
+
+
+class _Asker:
+    """One request in flight: a sink that measures and, in a closed loop, asks again."""
+
+    __slots__ = ("_load", "_number", "_since_s", "_status")
+
+    def __init__(self, load: _Generator, number: int) -> None:
+        self._load = load
+        self._number = number
+        self._status = 0
+        self._since_s = 0.0
+
+    def ask(self, since_s: float) -> None:
+        self._since_s = since_s
+        load = self._load
+        headers = load.headers[self._number % len(load.headers)]
+        load.upstream.send(b"POST", load.path, headers, load.payload, self, from_root=True)
+
+    def on_head(self, status: int, headers: dict[bytes, bytes]) -> None:
+        self._status = status
+
+    def on_body(self, data: bytes) -> None:
+        pass
+
+    def on_end(self) -> None:
+        self._load.answered(self, self._since_s, self._status == 200)
+
+    def on_error(self, kind: str, detail: str) -> None:
+        self._load.answered(self, self._since_s, False)
+
+
+class _Generator:
+    """Counts answers and keeps their latencies."""
+
+    def __init__(self, url: str, payload: bytes, options: argparse.Namespace) -> None:
+        scheme, _, rest = url.partition("://")
+        authority, _, path = rest.partition("/")
+        limits = UpstreamLimits(connections=options.connections, waiting=1_000_000, keep_idle_s=60.0)
+        self.upstream = Upstream(f"{scheme}://{authority}", limits=limits, timeouts=Timeouts(connect_s=60.0))
+        self.path = b"/" + path.encode()
+        self.payload = payload
+        ids = range(options.sessions)
+        self.headers = [JSON_TYPE + header_block([("X-Session-ID", f"bench-{number}")]) for number in ids] or [
+            JSON_TYPE
+        ]
+        self.latencies_s: list[float] = []
+        self.errors = 0
+        self._is_closed_loop = options.rate <= 0
+        self._loop = asyncio.get_running_loop()
+        self._end_s = self._loop.time() + options.seconds
+        self._open = 0
+
+    def answered(self, asker: _Asker, since_s: float, is_good: bool) -> None:
+        now_s = self._loop.time()
+        self._open -= 1
+        if is_good:
+            self.latencies_s.append(now_s - since_s)
+        else:
+            self.errors += 1
+        if self._is_closed_loop and now_s < self._end_s:
+            self._open += 1
+            asker.ask(now_s)
+
+    async def run(self, options: argparse.Namespace) -> Load:
+        begin_s = self._loop.time()
+        if self._is_closed_loop:
+            for number in range(options.connections):
+                self._open += 1
+                _Asker(self, number).ask(begin_s)
+            await asyncio.sleep(options.seconds)
+        else:
+            await self._pace(begin_s, options)
+        while self._open and self._loop.time() < self._end_s + 30.0:
+            await asyncio.sleep(0.01)
+        self.errors += self._open
+        seconds = max(self._loop.time() - begin_s, 1e-9) if not self._is_closed_loop else options.seconds
+        await self.upstream.close()
+        ordered = sorted(self.latencies_s) or [math.nan]
+        return Load(
+            rps=len(self.latencies_s) / seconds,
+            requests=len(self.latencies_s) + self.errors,
+            errors=self.errors,
+            p50_ms=ordered[len(ordered) // 2] * 1e3,
+            p99_ms=ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))] * 1e3,
+            tool="own",
+        )
+
+    async def _pace(self, begin_s: float, options: argparse.Namespace) -> None:
+        sent, total = 0, int(options.rate * options.seconds)
+        while sent < total:
+            now_s = self._loop.time()
+            while sent < total and (planned_s := begin_s + sent / options.rate) <= now_s:
+                self._open += 1
+                _Asker(self, sent).ask(planned_s)
+                sent += 1
+            await asyncio.sleep(max(0.0, begin_s + sent / options.rate - self._loop.time()))
+
+
+def main() -> None:
+    """Run one load in this process and print what it measured (the body comes on stdin)."""
+    import uvloop
+
+    parser = argparse.ArgumentParser(prog="python -m bench.load")
+    parser.add_argument("url")
+    parser.add_argument("--connections", type=int, default=32)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--sessions", type=int, default=0)
+    parser.add_argument("--rate", type=float, default=0.0, help="requests per second; 0 is a closed loop")
+    options = parser.parse_args()
+    payload = sys.stdin.buffer.read()
+
+    async def run() -> Load:
+        return await _Generator(options.url, payload, options).run(options)
+
+    print(msgspec.json.encode(uvloop.run(run())).decode())
+
+
+if __name__ == "__main__":
+    main()
