@@ -143,7 +143,7 @@ end
 
 
 def _own(url: str, payload: bytes, core: int, arguments: Sequence[str]) -> Load:
-    command = ["taskset", "-c", str(core), sys.executable, "-m", "bench.load", url, *arguments]
+    command = ["taskset", "-c", str(core), sys.executable, "-m", "bench.http_stack.load", url, *arguments]
     done = subprocess.run(command, input=payload, capture_output=True, env=environment(), timeout=300.0, check=True)
     return msgspec.json.decode(done.stdout, type=Load)
 
@@ -249,7 +249,7 @@ def main() -> None:
     """Run one load in this process and print what it measured (the body comes on stdin)."""
     import uvloop
 
-    parser = argparse.ArgumentParser(prog="python -m bench.load")
+    parser = argparse.ArgumentParser(prog="python -m bench.http_stack.load")
     parser.add_argument("url")
     parser.add_argument("--connections", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=3.0)
