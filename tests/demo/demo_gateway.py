@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from loadwise.demo.luck import Luck
-from loadwise.demo.reply import Reply, Script
 from loadwise.demo.run import RowPlan
+from loadwise.emulator.script import Reply, Script
 
 Choose = Callable[[Mapping[str, Any], str], str]
 """Model for a first request body and its program id."""
@@ -23,6 +23,7 @@ def completion(reply: Reply, model: str, input_tokens: int) -> dict[str, Any]:
         {"id": c.call_id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
         for c in reply.tool_calls
     ]
+    output_tokens = reply.output_tokens or 1
     message = {"role": "assistant", "content": reply.text or None, **({"tool_calls": calls} if calls else {})}
     reason = "tool_calls" if calls else "stop"
     return {
@@ -33,8 +34,8 @@ def completion(reply: Reply, model: str, input_tokens: int) -> dict[str, Any]:
         "choices": [{"index": 0, "message": message, "finish_reason": reason}],
         "usage": {
             "prompt_tokens": input_tokens,
-            "completion_tokens": reply.output_tokens,
-            "total_tokens": input_tokens + reply.output_tokens,
+            "completion_tokens": output_tokens,
+            "total_tokens": input_tokens + output_tokens,
         },
     }
 

@@ -20,10 +20,10 @@ from loadwise.demo.agent import (
     run_program,
 )
 from loadwise.demo.grade import grade
-from loadwise.demo.reply import Reply, Script, ToolCall
 from loadwise.demo.script import scripted, solves
 from loadwise.demo.table import packaged_table
 from loadwise.demo.tasks import generate_tasks
+from loadwise.emulator.script import Reply, Script, ToolCall
 
 STREAM = generate_tasks(200, 8)
 TABLE = packaged_table()

@@ -14,11 +14,11 @@ from demo_gateway import FakeGateway, by_plan, fake_gateway
 
 from loadwise.demo.compare import TaskOutcome
 from loadwise.demo.grade import grade
-from loadwise.demo.reply import Reply, Script
 from loadwise.demo.run import DemoFailed, DemoOptions, DemoResult, LiveState, RowPlan, run_demo, to_json
 from loadwise.demo.script import solves
 from loadwise.demo.table import UsdPerMillion, packaged_table
 from loadwise.demo.tasks import generate_tasks
+from loadwise.emulator.script import Reply, Script
 from loadwise.kernel.errors import ConfigError
 
 OPTIONS = DemoOptions(n_programs=20, concurrency=4, seed=6, draws=100)

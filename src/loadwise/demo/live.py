@@ -21,12 +21,11 @@ from typing import Any, TypeVar
 import msgspec
 import uvloop
 
-from loadwise.demo.reply import Reply, Script
 from loadwise.demo.run import DemoFailed, RowPlan, StartGateway, StartPool
 from loadwise.demo.table import SuccessTable, UsdPerMillion
-from loadwise.emulator import script as emulator_script
 from loadwise.emulator.backend import EmulatedBackendSpec
 from loadwise.emulator.emulator import EmulatorSpec, start_emulator
+from loadwise.emulator.script import Script
 from loadwise.gateway.config import GatewayConfig
 from loadwise.gateway.serve import start
 from loadwise.gateway.turns import Embedder
@@ -76,7 +75,7 @@ def emulated_pool(table: SuccessTable) -> StartPool:
         )
         thread = LoopThread("demo-pool")
         try:
-            emulator = thread.run(start_emulator(EmulatorSpec(backends=specs, scale=SCALE), script=_adapt(script)))
+            emulator = thread.run(start_emulator(EmulatorSpec(backends=specs, scale=SCALE), script=script))
             try:
                 yield emulator.urls
             finally:
@@ -85,19 +84,6 @@ def emulated_pool(table: SuccessTable) -> StartPool:
             thread.close()
 
     return start_pool
-
-
-def _adapt(script: Script) -> emulator_script.Script:
-    """The demo's replies in the emulator's words."""
-
-    def adapted(body: Mapping[str, Any]) -> emulator_script.Reply:
-        said: Reply = script(body)
-        calls = tuple(
-            emulator_script.ToolCall(name=c.name, arguments=c.arguments, call_id=c.call_id) for c in said.tool_calls
-        )
-        return emulator_script.Reply(text=said.text, tool_calls=calls, output_tokens=said.output_tokens)
-
-    return adapted
 
 
 def real_pool(gguf_by_model: Mapping[str, Path], *, slots: int) -> StartPool:

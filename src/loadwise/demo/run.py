@@ -22,11 +22,11 @@ from loadwise import __version__
 from loadwise.demo.agent import OUTPUT_MAX_TOKENS, finish_program, open_client, report_verdict, run_program
 from loadwise.demo.compare import DRAWS, Comparison, Gain, Row, TaskOutcome, compare, summarize
 from loadwise.demo.grade import grade
-from loadwise.demo.reply import Script
 from loadwise.demo.script import scripted
 from loadwise.demo.table import SuccessTable, UsdPerMillion, packaged_table
 from loadwise.demo.task import LEVELS, Task
 from loadwise.demo.tasks import TASKS_MAX, generate_tasks
+from loadwise.emulator.script import Script
 from loadwise.kernel.errors import ConfigError, Error
 from loadwise.kernel.fact import Fact
 

@@ -19,9 +19,9 @@ import msgspec
 from loadwise.demo.calculator import CalculatorError, evaluate, show
 from loadwise.demo.grade import grade
 from loadwise.demo.luck import Luck
-from loadwise.demo.reply import Reply, Script, ToolCall
 from loadwise.demo.table import EmulatedModel, SuccessTable
 from loadwise.demo.task import Task
+from loadwise.emulator.script import Reply, Script, ToolCall
 from loadwise.kernel.errors import ConfigError
 
 CALCULATOR = "calculator"
