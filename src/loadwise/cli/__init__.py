@@ -1,0 +1,1 @@
+"""The commands. The only room that prints or exits: results go to stdout, talk goes to stderr."""
