@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import math
 import re
 import shutil
 import subprocess
@@ -39,8 +38,9 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """Error-free answers per second."""
     requests: int
     errors: int
-    p50_ms: float
-    p99_ms: float
+    p50_ms: float | None
+    """None if nothing was answered."""
+    p99_ms: float | None
     tool: str
 
 
@@ -76,8 +76,8 @@ def closed(
         ]
         return _own(url, payload, core, arguments)
     with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder) / "load.lua"
-        script.write_text(_lua(payload, sessions))
+        file = Path(folder) / "load.lua"
+        file.write_text(script(payload, sessions))
         command = [
             "taskset",
             "-c",
@@ -87,7 +87,7 @@ def closed(
             f"-c{connections}",
             f"-d{max(1, round(seconds))}s",
         ]
-        command += ["--timeout", "10s", "-s", str(script), url]
+        command += ["--timeout", "10s", "-s", str(file), url]
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 60.0, check=True)
     figures = json.loads(re.findall(r"^\{.*\}$", done.stdout, re.MULTILINE)[-1])
     good = figures["requests"] - figures["errors"]
@@ -116,7 +116,7 @@ def paced(
     return _own(url, payload, core, [*arguments, "--rate", str(rate_per_s)])
 
 
-def _lua(payload: bytes, sessions: int) -> str:
+def script(payload: bytes, sessions: int) -> str:
     """The wrk script: prebuilt requests in turn, and a summary that a program can read."""
     quoted = "".join(f"\\{byte:03d}" for byte in payload)
     ids = [f'["X-Session-ID"] = "bench-{number}"' for number in range(sessions)] or [""]
@@ -226,13 +226,13 @@ class _Generator:
         self.errors += self._open
         seconds = max(self._loop.time() - begin_s, 1e-9) if not self._is_closed_loop else options.seconds
         await self.upstream.close()
-        ordered = sorted(self.latencies_s) or [math.nan]
+        ordered = sorted(self.latencies_s)
         return Load(
             rps=len(self.latencies_s) / seconds,
             requests=len(self.latencies_s) + self.errors,
             errors=self.errors,
-            p50_ms=ordered[len(ordered) // 2] * 1e3,
-            p99_ms=ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))] * 1e3,
+            p50_ms=ordered[len(ordered) // 2] * 1e3 if ordered else None,
+            p99_ms=ordered[int(len(ordered) * 0.99)] * 1e3 if ordered else None,
             tool="own",
         )
 
@@ -247,23 +247,29 @@ class _Generator:
             await asyncio.sleep(max(0.0, begin_s + sent / options.rate - self._loop.time()))
 
 
-def main() -> None:
-    """Run one load in this process and print what it measured (the body comes on stdin)."""
-    import uvloop
+async def generate(payload: bytes, options: argparse.Namespace) -> Load:
+    """Run one load on this loop, with the options of `arguments`."""
+    return await _Generator(options.url, payload, options).run(options)
 
+
+def arguments() -> argparse.ArgumentParser:
+    """What `python -m bench.load` takes (the body comes on stdin)."""
     parser = argparse.ArgumentParser(prog="python -m bench.load")
     parser.add_argument("url")
     parser.add_argument("--connections", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--sessions", type=int, default=0)
     parser.add_argument("--rate", type=float, default=0.0, help="requests per second; 0 is a closed loop")
-    options = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    """Run one load in this process and print what it measured."""
+    import uvloop
+
+    options = arguments().parse_args()
     payload = sys.stdin.buffer.read()
-
-    async def run() -> Load:
-        return await _Generator(options.url, payload, options).run(options)
-
-    print(msgspec.json.encode(uvloop.run(run())).decode())
+    print(msgspec.json.encode(uvloop.run(generate(payload, options))).decode())
 
 
 if __name__ == "__main__":
