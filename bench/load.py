@@ -2,8 +2,9 @@
 own.
 
 `closed` answers "how many requests per second, at so many connections": each connection asks again as soon as
-it has its answer. `paced` answers "how long does a request take at so many per second": arrivals do not wait
-for answers, and latency counts from the planned instant, so a stall is not forgotten.
+it has its answer. `paced` answers "how long does a request take at so many per second": requests are handed
+over at their instants (to the timer's millisecond) whatever the answers do, and latency counts from there,
+waiting for a free connection included, so a stall is not forgotten.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -111,7 +113,7 @@ def paced(
     seconds: float = 5.0,
     sessions: int = 0,
 ) -> Load:
-    """Ask at a steady rate, whatever the answers do; latency from the planned instant of each request."""
+    """Ask at a steady rate, whatever the answers do."""
     arguments = ["--connections", str(connections), "--seconds", str(seconds), "--sessions", str(sessions)]
     return _own(url, payload, core, [*arguments, "--rate", str(rate_per_s)])
 
@@ -197,12 +199,12 @@ class _Generator:
         self.latencies_s: list[float] = []
         self.errors = 0
         self._is_closed_loop = options.rate <= 0
-        self._loop = asyncio.get_running_loop()
-        self._end_s = self._loop.time() + options.seconds
+        # Not the loop's clock: that of uvloop has a grain of a millisecond.
+        self._end_s = time.perf_counter() + options.seconds
         self._open = 0
 
     def answered(self, asker: _Asker, since_s: float, is_good: bool) -> None:
-        now_s = self._loop.time()
+        now_s = time.perf_counter()
         self._open -= 1
         if is_good:
             self.latencies_s.append(now_s - since_s)
@@ -213,7 +215,7 @@ class _Generator:
             asker.ask(now_s)
 
     async def run(self, options: argparse.Namespace) -> Load:
-        begin_s = self._loop.time()
+        begin_s = time.perf_counter()
         if self._is_closed_loop:
             for number in range(options.connections):
                 self._open += 1
@@ -221,10 +223,10 @@ class _Generator:
             await asyncio.sleep(options.seconds)
         else:
             await self._pace(begin_s, options)
-        while self._open and self._loop.time() < self._end_s + 30.0:
+        while self._open and time.perf_counter() < self._end_s + 30.0:
             await asyncio.sleep(0.01)
         self.errors += self._open
-        seconds = max(self._loop.time() - begin_s, 1e-9) if not self._is_closed_loop else options.seconds
+        seconds = max(time.perf_counter() - begin_s, 1e-9) if not self._is_closed_loop else options.seconds
         await self.upstream.close()
         ordered = sorted(self.latencies_s)
         return Load(
@@ -239,12 +241,11 @@ class _Generator:
     async def _pace(self, begin_s: float, options: argparse.Namespace) -> None:
         sent, total = 0, int(options.rate * options.seconds)
         while sent < total:
-            now_s = self._loop.time()
-            while sent < total and (planned_s := begin_s + sent / options.rate) <= now_s:
+            while sent < total and begin_s + sent / options.rate <= time.perf_counter():
                 self._open += 1
-                _Asker(self, sent).ask(planned_s)
+                _Asker(self, sent).ask(time.perf_counter())
                 sent += 1
-            await asyncio.sleep(max(0.0, begin_s + sent / options.rate - self._loop.time()))
+            await asyncio.sleep(max(0.0, begin_s + sent / options.rate - time.perf_counter()))
 
 
 async def generate(payload: bytes, options: argparse.Namespace) -> Load:

@@ -1,4 +1,4 @@
-"""The ground under every bench: stub answers like an engine, load counts honestly, reports keep the schema."""
+"""The ground under every bench: the stub is like an engine, load counts honestly, reports keep the schema."""
 
 from __future__ import annotations
 
