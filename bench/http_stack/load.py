@@ -2,8 +2,9 @@
 own.
 
 `closed` answers "how many requests per second, at so many connections": each connection asks again as soon as
-it has its answer. `paced` answers "how long does a request take at so many per second": arrivals do not wait
-for answers, and latency counts from the planned instant, so a stall is not forgotten.
+it has its answer. `paced` answers "how long does a request take at so many per second": requests are handed
+over at their instants (to the timer's millisecond) whatever the answers do, and latency counts from there,
+waiting for a free connection included, so a stall is not forgotten.
 """
 
 from __future__ import annotations
@@ -11,20 +12,20 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import math
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+from loadwise.gateway.http_client import Timeouts, Upstream, UpstreamLimits
+from loadwise.gateway.http_wire import JSON_TYPE, header_block
 
 from bench.http_stack.pinned import environment
-from loadwise.wire.client import Timeouts, Upstream, UpstreamLimits
-from loadwise.wire.heads import JSON_TYPE, header_block
 
 PROMPT = [
     {"role": "system", "content": "You are a careful engineer. Answer with the shortest correct text."},
@@ -39,8 +40,9 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """Error-free answers per second."""
     requests: int
     errors: int
-    p50_ms: float
-    p99_ms: float
+    p50_ms: float | None
+    """None if nothing was answered."""
+    p99_ms: float | None
     tool: str
 
 
@@ -76,8 +78,8 @@ def closed(
         ]
         return _own(url, payload, core, arguments)
     with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder) / "load.lua"
-        script.write_text(_lua(payload, sessions))
+        file = Path(folder) / "load.lua"
+        file.write_text(script(payload, sessions))
         command = [
             "taskset",
             "-c",
@@ -87,7 +89,7 @@ def closed(
             f"-c{connections}",
             f"-d{max(1, round(seconds))}s",
         ]
-        command += ["--timeout", "10s", "-s", str(script), url]
+        command += ["--timeout", "10s", "-s", str(file), url]
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 60.0, check=True)
     figures = json.loads(re.findall(r"^\{.*\}$", done.stdout, re.MULTILINE)[-1])
     good = figures["requests"] - figures["errors"]
@@ -111,12 +113,12 @@ def paced(
     seconds: float = 5.0,
     sessions: int = 0,
 ) -> Load:
-    """Ask at a steady rate, whatever the answers do; latency from the planned instant of each request."""
+    """Ask at a steady rate, whatever the answers do."""
     arguments = ["--connections", str(connections), "--seconds", str(seconds), "--sessions", str(sessions)]
     return _own(url, payload, core, [*arguments, "--rate", str(rate_per_s)])
 
 
-def _lua(payload: bytes, sessions: int) -> str:
+def script(payload: bytes, sessions: int) -> str:
     """The wrk script: prebuilt requests in turn, and a summary that a program can read."""
     quoted = "".join(f"\\{byte:03d}" for byte in payload)
     ids = [f'["X-Session-ID"] = "bench-{number}"' for number in range(sessions)] or [""]
@@ -195,12 +197,12 @@ class _Generator:
         self.latencies_s: list[float] = []
         self.errors = 0
         self._is_closed_loop = options.rate <= 0
-        self._loop = asyncio.get_running_loop()
-        self._end_s = self._loop.time() + options.seconds
+        # Not the loop's clock: that of uvloop has a grain of a millisecond.
+        self._end_s = time.perf_counter() + options.seconds
         self._open = 0
 
     def answered(self, asker: _Asker, since_s: float, is_good: bool) -> None:
-        now_s = self._loop.time()
+        now_s = time.perf_counter()
         self._open -= 1
         if is_good:
             self.latencies_s.append(now_s - since_s)
@@ -211,7 +213,7 @@ class _Generator:
             asker.ask(now_s)
 
     async def run(self, options: argparse.Namespace) -> Load:
-        begin_s = self._loop.time()
+        begin_s = time.perf_counter()
         if self._is_closed_loop:
             for number in range(options.connections):
                 self._open += 1
@@ -219,49 +221,54 @@ class _Generator:
             await asyncio.sleep(options.seconds)
         else:
             await self._pace(begin_s, options)
-        while self._open and self._loop.time() < self._end_s + 30.0:
+        while self._open and time.perf_counter() < self._end_s + 30.0:
             await asyncio.sleep(0.01)
         self.errors += self._open
-        seconds = max(self._loop.time() - begin_s, 1e-9) if not self._is_closed_loop else options.seconds
+        seconds = max(time.perf_counter() - begin_s, 1e-9) if not self._is_closed_loop else options.seconds
         await self.upstream.close()
-        ordered = sorted(self.latencies_s) or [math.nan]
+        ordered = sorted(self.latencies_s)
         return Load(
             rps=len(self.latencies_s) / seconds,
             requests=len(self.latencies_s) + self.errors,
             errors=self.errors,
-            p50_ms=ordered[len(ordered) // 2] * 1e3,
-            p99_ms=ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))] * 1e3,
+            p50_ms=ordered[len(ordered) // 2] * 1e3 if ordered else None,
+            p99_ms=ordered[int(len(ordered) * 0.99)] * 1e3 if ordered else None,
             tool="own",
         )
 
     async def _pace(self, begin_s: float, options: argparse.Namespace) -> None:
         sent, total = 0, int(options.rate * options.seconds)
         while sent < total:
-            now_s = self._loop.time()
-            while sent < total and (planned_s := begin_s + sent / options.rate) <= now_s:
+            while sent < total and begin_s + sent / options.rate <= time.perf_counter():
                 self._open += 1
-                _Asker(self, sent).ask(planned_s)
+                _Asker(self, sent).ask(time.perf_counter())
                 sent += 1
-            await asyncio.sleep(max(0.0, begin_s + sent / options.rate - self._loop.time()))
+            await asyncio.sleep(max(0.0, begin_s + sent / options.rate - time.perf_counter()))
 
 
-def main() -> None:
-    """Run one load in this process and print what it measured (the body comes on stdin)."""
-    import uvloop
+async def generate(payload: bytes, options: argparse.Namespace) -> Load:
+    """Run one load on this loop, with the options of `arguments`."""
+    return await _Generator(options.url, payload, options).run(options)
 
+
+def arguments() -> argparse.ArgumentParser:
+    """What `python -m bench.http_stack.load` takes (the body comes on stdin)."""
     parser = argparse.ArgumentParser(prog="python -m bench.http_stack.load")
     parser.add_argument("url")
     parser.add_argument("--connections", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--sessions", type=int, default=0)
     parser.add_argument("--rate", type=float, default=0.0, help="requests per second; 0 is a closed loop")
-    options = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    """Run one load in this process and print what it measured."""
+    import uvloop
+
+    options = arguments().parse_args()
     payload = sys.stdin.buffer.read()
-
-    async def run() -> Load:
-        return await _Generator(options.url, payload, options).run(options)
-
-    print(msgspec.json.encode(uvloop.run(run())).decode())
+    print(msgspec.json.encode(uvloop.run(generate(payload, options))).decode())
 
 
 if __name__ == "__main__":

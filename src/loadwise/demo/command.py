@@ -16,6 +16,7 @@ from loadwise.kernel.errors import ConfigError
 N_EMULATED = 200
 N_REAL = 8
 REAL_OUTPUT_MAX_TOKENS = 80
+REAL_LEVELS = 1
 """Few programs and short replies: a 135 M model on two cores makes some forty tokens a second."""
 REAL_SLOTS = 4
 
@@ -57,6 +58,7 @@ def demo(
         seed=seed,
         prices=prices,
         output_max_tokens=REAL_OUTPUT_MAX_TOKENS,
+        levels=REAL_LEVELS,
         request_timeout_s=120.0,
     )
     start_gateway = gateways(prices, root, engine="llamacpp", embedder=lambda: embedder)

@@ -103,6 +103,8 @@ def real_pool(gguf_by_model: Mapping[str, Path], *, slots: int) -> StartPool:
                 process.terminate()
             for process, _ in servers.values():
                 process.wait(timeout=20)
+                if process.stdout is not None:
+                    process.stdout.close()
 
     return start_pool
 

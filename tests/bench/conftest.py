@@ -1,0 +1,6 @@
+"""Benches are not installed: make the repository's root importable."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))

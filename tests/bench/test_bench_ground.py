@@ -1,0 +1,134 @@
+"""The ground under every bench: the stub is like an engine, load counts honestly, reports keep the schema."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import msgspec
+import pytest
+import uvloop
+from loadwise.gateway.http_client import Answer, Upstream
+from loadwise.gateway.http_server import Exchange, Server
+
+from bench.engine_stub import STREAM_CHUNKS, Stub
+from bench.http_stack import load
+from bench.report import check, middle, print_report, report
+
+
+def asked(handler: Stub, *requests: tuple[bytes, str, bytes]) -> list[Answer]:
+    """Answers of a server with this handler, one after the other."""
+
+    async def run() -> list[Answer]:
+        server = Server(handler)
+        ((host, port),) = await server.listen()
+        upstream = Upstream(f"http://{host}:{port}")
+        answers = [await upstream.fetch(method, path, body=body) for method, path, body in requests]
+        await upstream.close()
+        await server.close()
+        return answers
+
+    return uvloop.run(run())
+
+
+@pytest.mark.parametrize("is_spread", [False, True])
+def test_the_stub_streams_chunks_then_usage_then_done(is_spread: bool) -> None:
+    """A streamed answer is what OpenAI clients expect, whether or not its chunks leave together."""
+    (answer,) = asked(Stub(is_spread=is_spread), (b"POST", "/v1/chat/completions", load.body(stream=True)))
+    events = answer.body.split(b"\n\n")
+    assert events[-2:] == [b"data: [DONE]", b""] and answer.headers[b"content-type"].startswith(b"text/event-stream")
+    pieces = [json.loads(event.removeprefix(b"data: ")) for event in events[:-2]]
+    assert len(pieces) == STREAM_CHUNKS + 1
+    assert all(piece["choices"][0]["delta"]["content"] for piece in pieces[:-1])
+    assert pieces[-2]["choices"][0]["finish_reason"] == "stop"
+    assert pieces[-1]["choices"] == [] and pieces[-1]["usage"]["total_tokens"] == 136
+
+
+def test_the_stub_answers_every_route_of_an_engine() -> None:
+    """Completions with usage, models, metrics, health, and an error in OpenAI's shape for the rest."""
+    complete, models, metrics, health, unknown = asked(
+        Stub(),
+        (b"POST", "/v1/chat/completions", load.body()),
+        (b"GET", "/v1/models", b""),
+        (b"GET", "/metrics", b""),
+        (b"GET", "/health", b""),
+        (b"GET", "/nowhere", b""),
+    )
+    usage = json.loads(complete.body)["usage"]
+    assert usage["prompt_tokens"] + usage["completion_tokens"] == usage["total_tokens"]
+    assert 300 <= len(complete.body) <= 500
+    assert json.loads(models.body)["data"][0]["id"] == json.loads(complete.body)["model"]
+    assert b"vllm:num_requests_running{" in metrics.body
+    assert (health.status, unknown.status) == (200, 404) and json.loads(unknown.body)["error"]["code"] == "not_found"
+
+
+@pytest.mark.parametrize("rate_per_s", [0.0, 400.0])
+@pytest.mark.parametrize("fails", [False, True])
+def test_load_counts_only_good_answers(rate_per_s: float, fails: bool) -> None:
+    """What is not 200 is an error, in a closed loop and at a given rate; sessions are sent in turn."""
+    seen: list[bytes] = []
+
+    def handler(exchange: Exchange) -> None:
+        seen.append(exchange.headers[b"x-session-id"])
+        exchange.respond(500 if fails else 200)
+
+    async def run() -> load.Load:
+        server = Server(handler)
+        ((host, port),) = await server.listen()
+        options = load.arguments().parse_args(["--connections", "2", "--seconds", "0.1", "--sessions", "2", "url"])
+        options.url, options.rate = f"http://{host}:{port}/v1/chat/completions", rate_per_s
+        done = await load.generate(b"{}", options)
+        await server.close()
+        return done
+
+    done = uvloop.run(run())
+    assert done.requests == len(seen) and done.errors == (len(seen) if fails else 0)
+    assert set(seen) == {b"bench-0", b"bench-1"}
+    assert (done.rps == 0) == fails and (done.p50_ms is None) == fails
+    assert not rate_per_s or len(seen) == 40
+
+
+def test_a_report_has_the_frozen_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    """One JSON object with exactly the schema's keys, and a table that names every figure."""
+    values = {"a.rps": 123456.789, "b": 2.0}
+    checks = [check(values, "a.rps", ">=", 5), check(values, "b", "<=", 1), check(values, "missing", "<=", 1)]
+    made = report("bench.x", values, load_before=0.5, ci95={"b": (1, 3)}, peers={"p": {"b": 1.0}}, checks=checks)
+    print_report(made, as_json=True)
+    printed = json.loads(capsys.readouterr().out)
+    assert list(printed) == (
+        ["name", "version", "commit", "machine", "seeds", "config", "values", "ci95", "peers", "checks"]
+    )
+    assert printed["values"]["a.rps"] == 123460 and printed["ci95"] == {"b": [1, 3]}
+    assert [stated["holds"] for stated in printed["checks"]] == [True, False, False]
+    print_report(made, as_json=False)
+    table = capsys.readouterr().out
+    assert "a.rps" in table and "BROKEN b <= 1" in table
+
+
+def test_the_middle_of_runs_is_their_median_with_their_range() -> None:
+    """One slow run does not move the figure."""
+    assert middle([5, 1, 3, 2, 100]) == (3, (1, 100))
+
+
+def test_the_load_script_carries_the_body_byte_for_byte() -> None:
+    """What wrk sends is the payload, whatever its bytes."""
+    payload = msgspec.json.encode({"text": 'quote " back \\ line \n end ]] é'})
+    script = load.script(payload, sessions=2)
+    quoted = script.split('h, "')[1].split('")')[0]
+    assert bytes(int(code) for code in quoted.split("\\")[1:]) == payload
+    assert script.count("X-Session-ID") == 2
+
+
+def test_asyncio_runs_the_http_layer_too() -> None:
+    """uvloop is faster, not needed."""
+
+    async def run() -> Answer:
+        server = Server(Stub())
+        ((host, port),) = await server.listen()
+        upstream = Upstream(f"http://{host}:{port}")
+        answer = await upstream.fetch(b"POST", "/v1/chat/completions", body=load.body(stream=True))
+        await upstream.close()
+        await server.close()
+        return answer
+
+    assert asyncio.run(run()).body.endswith(b"data: [DONE]\n\n")
