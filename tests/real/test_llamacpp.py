@@ -66,7 +66,7 @@ def test_an_agent_is_served_judged_and_explained_and_the_journal_replays(gateway
     assert judged == {"program": "agent-1", "credited": True, "decision": 1}
     told = why(tmp_path / "journal", "agent-1")
     assert told.decisions[0].chosen == MODEL
-    assert told.verdict is not None and told.verdict.verdict == "pass"
+    assert [verdict.verdict for verdict in told.verdicts] == ["pass"] and told.reward == 1.0
     report = replay(tmp_path / "journal")
     assert report.holds and report.n_decisions == 1
 
