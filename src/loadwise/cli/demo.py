@@ -15,9 +15,7 @@ DESCRIPTION = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which models, which luck, how much."""
-    parser.add_argument(
-        "--real", action="store_true", help="SmolLM2-135M in llama.cpp (fetches 98 MB once)"
-    )
+    parser.add_argument("--real", action="store_true", help="SmolLM2-135M in llama.cpp (fetches 98 MB once)")
     parser.add_argument(
         "--gguf",
         metavar="NAME=PATH",
@@ -27,9 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="names tasks and luck (default 0)")
     parser.add_argument("--n", type=int, metavar="N", help="programs per row")
-    parser.add_argument(
-        "--journal", metavar="DIR", help="where to keep a journal for each row"
-    )
+    parser.add_argument("--journal", metavar="DIR", help="where to keep a journal for each row")
     add_json_flag(parser)
 
 
