@@ -164,12 +164,12 @@ def pool_file(
     prices: Mapping[str, UsdPerMillion], url_by_model: Mapping[str, str], plan: RowPlan, *, engine: str
 ) -> dict[str, Any]:
     """The pool file of a row: the same models and backends, another policy."""
-    policy: dict[str, Any] = {
+    policy_by_kind: dict[str, dict[str, Any]] = {
         "loadwise": {},
         "random": {"policy": "random"},
         "mixing": {"policy": {"name": "mixing", "weights": plan.shares}},
         "fixed": {"policy": {"name": "fixed", "candidate": next(iter(plan.shares), "")}},
-    }[plan.policy]
+    }
     return {
         "preset": "loadwise",
         "models": {name: {"usd_per_million": msgspec.to_builtins(price)} for name, price in prices.items()},
@@ -177,6 +177,6 @@ def pool_file(
             {"name": f"{model}-1", "model": model, "url": url, "engine": engine, "slots": 16}
             for model, url in url_by_model.items()
         ],
-        "router": {**policy, "idle_s": 120.0},
+        "router": {**policy_by_kind[plan.policy], "idle_s": 120.0},
         "task_types": {family: {} for family in _FAMILIES},
     }
