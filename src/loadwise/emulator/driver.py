@@ -65,7 +65,7 @@ class EngineDriver:
         Raises:
             CallerError, Overloaded: as the engine's `submit`.
         """
-        now_s = self._catch_up()
+        now_s = self._bring_to_present()
         self.engine.submit(request)
         self._listeners[request.request_id] = listener
         if is_stream:
@@ -78,14 +78,14 @@ class EngineDriver:
         if self._listeners.pop(request_id, None) is None:
             return
         self._streams.discard(request_id)
-        now_s = self._catch_up()
+        now_s = self._bring_to_present()
         self.engine.cancel(request_id)
         self._step(now_s)
         self._arm()
 
     def set_speed(self, ratio: float) -> None:
         """Slow the engine down, or set it right again with 1."""
-        now_s = self._catch_up()
+        now_s = self._bring_to_present()
         self.engine.set_speed(ratio)
         self._step(now_s)
         self._arm()
@@ -118,6 +118,12 @@ class EngineDriver:
             self._step(self._due_at_s)
         # Far behind: stay in the engine's own present, the timer is due at once.
         return self._engine_at_s
+
+    def _bring_to_present(self) -> float:
+        now_s = self._catch_up()
+        if self._due_at_s is not None:
+            self._step(now_s)
+        return now_s
 
     def _step(self, at_s: float) -> None:
         self._engine_at_s = at_s
