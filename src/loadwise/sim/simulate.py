@@ -5,7 +5,7 @@ from loadwise.settings import open_stack
 
 from .report import Report
 from .scenario import Scenario
-from .world import JournalWriter, World
+from .world import World, WorldJournal
 
 
 def simulate(
@@ -13,7 +13,7 @@ def simulate(
     seed: int,
     *,
     machine: Machine | None = None,
-    journal: JournalWriter | None = None,
+    journal: WorldJournal | None = None,
     hold_limit_s: float | None = None,
 ) -> Report:
     """Run a scenario to its end.

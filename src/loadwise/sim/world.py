@@ -41,7 +41,7 @@ from .verdicts import DueVerdict, judge
 from .workload import MAX_TURNS, Workload
 
 
-class JournalWriter(Protocol):
+class WorldJournal(Protocol):
     """What a world needs of a journal."""
 
     def append(self, event: Event, commands: list[Command]) -> Any:
@@ -62,7 +62,7 @@ class World:
         machine: Machine,
         seed: int,
         *,
-        journal: JournalWriter | None = None,
+        journal: WorldJournal | None = None,
         hold_limit_s: float = math.inf,
     ) -> None:
         """
