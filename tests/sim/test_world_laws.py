@@ -46,7 +46,6 @@ arrivals = st.one_of(
 capacities = st.one_of(
     st.builds(lambda n: {"slots": n}, st.integers(1, 6)),
     st.builds(lambda n: {"kv_tokens": n}, st.integers(3000, 40_000)),
-    st.builds(lambda n: {"requests_per_minute": n}, st.integers(5, 600)),
     st.just({}),
 )
 policies = st.sampled_from(["linucb", "random", "round_robin", "least_loaded", "power_of_two", "lints"])
