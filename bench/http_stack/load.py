@@ -22,10 +22,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from loadwise.gateway.http_client import Timeouts, Upstream, UpstreamLimits
-from loadwise.gateway.http_wire import JSON_TYPE, header_block
 
 from bench.http_stack.pinned import environment
+from loadwise.wire.client import Timeouts, Upstream, UpstreamLimits
+from loadwise.wire.heads import JSON_TYPE, header_block
 
 PROMPT = [
     {"role": "system", "content": "You are a careful engineer. Answer with the shortest correct text."},

@@ -8,12 +8,13 @@ import json
 import msgspec
 import pytest
 import uvloop
-from loadwise.gateway.http_client import Answer, Upstream
-from loadwise.gateway.http_server import Exchange, Server
 
 from bench.engine_stub import STREAM_CHUNKS, Stub
 from bench.http_stack import load
 from bench.report import check, middle, print_report, report
+from loadwise.wire.client import Answer, Upstream
+from loadwise.wire.exchange import Exchange
+from loadwise.wire.server import Server
 
 
 def asked(handler: Stub, *requests: tuple[bytes, str, bytes]) -> list[Answer]:

@@ -83,7 +83,7 @@ class HashEmbedder:
 
     >>> embedder = HashEmbedder(4)
     >>> embedder.components_now("Sort the list")
-    (-0.6324555320336759, -0.31622776601683794, 0.31622776601683794, 0.6324555320336759)
+    (0.8944271909999159, 0.0, 0.0, -0.4472135954999579)
     >>> embedder.components_now(" ")
     ()
     """
