@@ -97,7 +97,7 @@ async def test_cancel_is_at_once_and_harmless_when_repeated() -> None:
     driver.submit(request(1, output=1000), heard.append)
     clock.now_s = 3.0
     driver.cancel(1)
-    assert driver.signals()["kv_cache_usage_perc"] == 0.0
+    assert driver.signals()["kv_usage_ratio"] == 0.0
     n_heard = len(heard)
     driver.cancel(1)
     driver.cancel(99)

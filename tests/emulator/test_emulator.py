@@ -217,14 +217,14 @@ async def test_a_client_that_leaves_frees_the_engine(is_stream: bool) -> None:
         if is_stream:
             await asyncio.wait_for(answer.begun, 10)
         else:
-            while client.backend.driver.signals()["num_requests_running"] == 0:
+            while client.backend.driver.signals()["n_running"] == 0:
                 await asyncio.sleep(0.002)
-        assert client.backend.driver.signals()["kv_cache_usage_perc"] > 0
+        assert client.backend.driver.signals()["kv_usage_ratio"] > 0
         assert answer.attempt is not None
         answer.attempt.cancel()
         await settled(client)
         signals = client.backend.driver.signals()
-        assert signals["num_requests_running"] == signals["kv_cache_usage_perc"] == 0
+        assert signals["n_running"] == signals["kv_usage_ratio"] == 0
         client.backend.driver.engine.check()
         page = (await client.get("/metrics")).decode()
         assert re.search(r'request_success_total\{[^}]*"abort"[^}]*\} 1.0', page)

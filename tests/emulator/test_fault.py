@@ -25,7 +25,7 @@ async def ask(is_stream: bool, **fields: Any) -> Answer:
     async with running(says("abcdefghij" * 4, 20), engine=SLOW) as client:
         answer = await client.ask(STREAM if is_stream else chat("x"), headers=header(**fields))
         assert client.backend.driver.n_open == 0
-        assert client.backend.driver.signals()["num_requests_running"] == 0
+        assert client.backend.driver.signals()["n_running"] == 0
         assert (await client.ask(chat("y"))).status == 200
         return answer
 

@@ -68,7 +68,7 @@ def test_little_holds_exactly_on_a_run_that_ends_empty() -> None:
         spent += sum(now_s - stream[o.request_id][0] for o in step.outputs if o.is_finished)
         wake_at_s = now_s + step.seconds if step.seconds else math.inf
         signals = engine.signals(now_s)
-        n_in = signals["num_requests_running"] + signals["num_requests_waiting"]
+        n_in = signals["n_running"] + signals["n_waiting"]
         engine.check()
     assert area == pytest.approx(spent, rel=1e-9)
 

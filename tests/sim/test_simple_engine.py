@@ -66,8 +66,8 @@ def test_hit_is_the_common_context_but_never_the_whole_prompt() -> None:
     ]
     seen = drive(engine, turns)
     assert [seen[i].cached_tokens for i in range(1, 6)] == [0, 110, 149, 60, 0]
-    assert engine.signals(99.0)["prefix_cache_hits_tokens"] == 110 + 149 + 60
-    assert engine.signals(99.0)["prefix_cache_queries_tokens"] == 100 + 150 + 150 + 300 + 300
+    assert engine.signals(99.0)["prefix_hits_tokens"] == 110 + 149 + 60
+    assert engine.signals(99.0)["prefix_queries_tokens"] == 100 + 150 + 150 + 300 + 300
 
 
 def test_hits_save_prefill_time() -> None:
@@ -107,7 +107,7 @@ def test_growth_beyond_kv_preempts_the_last_and_loses_no_token() -> None:
     """Three that fit at first and outgrow the KV: some are preempted, each says exactly its tokens, once."""
     engine = SimpleEngine(spec(kv_tokens=400))
     seen = drive(engine, [(0.0, request(i, 100, 150)) for i in range(3)])
-    assert engine.signals(0.0)["num_preemptions"] > 0
+    assert engine.signals(0.0)["n_preemptions"] > 0
     assert [seen[i].n_tokens for i in range(3)] == [150, 150, 150]
     assert seen[0].finished_at_s < seen[2].finished_at_s
 
@@ -116,7 +116,7 @@ def test_cancel_frees_kv_at_once() -> None:
     """A cancelled request's KV and slot are free before its step is over, and the next in line gets in."""
     engine = SimpleEngine(spec(kv_tokens=1000))
     seen = drive(engine, [(0.0, request(1, 800, 100)), (0.1, request(2, 800, 10))], cancels=[(3.0, 1)])
-    assert engine.signals(0.0)["kv_cache_usage_perc"] == 0.0
+    assert engine.signals(0.0)["kv_usage_ratio"] == 0.0
     assert math.isnan(seen[1].finished_at_s)
     assert seen[2].first_at_s == pytest.approx(3.0, abs=1.0)
     assert engine.cancel(1) is False

@@ -318,7 +318,7 @@ def test_signals_come_at_their_interval_with_their_age() -> None:
     assert {e.at_s - e.observed_at_s for e in readings} == {0.5}  # type: ignore[attr-defined]
     a = [e.observed_at_s for e in readings if e.backend_id == "a"]  # type: ignore[attr-defined]
     assert a == [2.0 * i for i in range(len(a))]
-    assert {"num_requests_running", "kv_cache_usage_perc"} <= set(readings[0].values)  # type: ignore[attr-defined]
+    assert {"n_running", "kv_usage_ratio"} <= set(readings[0].values)  # type: ignore[attr-defined]
 
 
 class HoldingMachine(DirectMachine):

@@ -9,14 +9,14 @@ BLOCK_TOKENS = 16
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 
 _GAUGES = (
-    ("num_requests_running", "Number of requests in model execution batches."),
-    ("num_requests_waiting", "Number of requests waiting to be processed."),
-    ("kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage."),
+    ("num_requests_running", "n_running", "Number of requests in model execution batches."),
+    ("num_requests_waiting", "n_waiting", "Number of requests waiting to be processed."),
+    ("kv_cache_usage_perc", "kv_usage_ratio", "KV-cache usage. 1 means 100 percent usage."),
 )
 _COUNTERS = (
-    ("prefix_cache_queries_total", "prefix_cache_queries_tokens", "Prefix cache queries, in number of tokens."),
-    ("prefix_cache_hits_total", "prefix_cache_hits_tokens", "Prefix cache hits, in number of cached tokens."),
-    ("num_preemptions_total", "num_preemptions", "Cumulative number of preemption from the engine."),
+    ("prefix_cache_queries_total", "prefix_queries_tokens", "Prefix cache queries, in number of tokens."),
+    ("prefix_cache_hits_total", "prefix_hits_tokens", "Prefix cache hits, in number of cached tokens."),
+    ("num_preemptions_total", "n_preemptions", "Cumulative number of preemption from the engine."),
     ("prompt_tokens_total", "prompt_tokens", "Number of prefill tokens processed."),
     ("generation_tokens_total", "generation_tokens", "Number of generation tokens processed."),
 )
@@ -77,9 +77,9 @@ class EngineMetrics:
     def text(self, engine: Engine, signals: dict[str, float]) -> bytes:
         """The whole page."""
         labels, lines = self._labels, []
-        for name, text in _GAUGES:
+        for name, signal, text in _GAUGES:
             lines += [f"# HELP vllm:{name} {text}", f"# TYPE vllm:{name} gauge"]
-            lines.append(f'vllm:{name}{{engine="0",{labels}}} {signals[name]!r}')
+            lines.append(f'vllm:{name}{{engine="0",{labels}}} {signals[signal]!r}')
         for name, signal, text in _COUNTERS:
             lines += [f"# HELP vllm:{name} {text}", f"# TYPE vllm:{name} counter"]
             lines.append(f'vllm:{name}{{engine="0",{labels}}} {signals[signal]!r}')

@@ -28,6 +28,8 @@ SIGNAL_BY_METRIC: dict[str, str] = {
     "vllm:gpu_prefix_cache_queries_total": "prefix_queries_tokens",
     "vllm:gpu_prefix_cache_hits_total": "prefix_hits_tokens",
     "vllm:num_preemptions_total": "n_preemptions",
+    "vllm:prompt_tokens_total": "prompt_tokens",
+    "vllm:generation_tokens_total": "generation_tokens",
     "sglang:num_running_reqs": "n_running",
     "sglang:num_queue_reqs": "n_waiting",
     "sglang:token_usage": "kv_usage_ratio",

@@ -79,12 +79,12 @@ class ServersEngine:
 
     def signals(self, now_s: float) -> dict[str, float]:
         return {
-            "num_requests_running": float(len(self._serving)),
-            "num_requests_waiting": float(len(self._waiting)),
-            "kv_cache_usage_perc": len(self._serving) / self.spec.n_servers,
-            "prefix_cache_queries_tokens": float(self._prompt_tokens),
-            "prefix_cache_hits_tokens": 0.0,
-            "num_preemptions": 0.0,
+            "n_running": float(len(self._serving)),
+            "n_waiting": float(len(self._waiting)),
+            "kv_usage_ratio": len(self._serving) / self.spec.n_servers,
+            "prefix_queries_tokens": float(self._prompt_tokens),
+            "prefix_hits_tokens": 0.0,
+            "n_preemptions": 0.0,
             "prompt_tokens": float(self._prompt_tokens),
             "generation_tokens": float(self._generation_tokens),
             "busy_server_seconds": self._busy_s,

@@ -171,12 +171,12 @@ class SimpleEngine:
     def signals(self, now_s: float) -> dict[str, float]:
         grown = 0 if self._plan is None else self._plan.n_done(now_s) * len(self._plan.decoding)
         return {
-            "num_requests_running": float(len(self._running)),
-            "num_requests_waiting": float(len(self._waiting) + len(self._preempted)),
-            "kv_cache_usage_perc": min((self._held_tokens + grown) / self.spec.kv_tokens, 1.0),
-            "prefix_cache_queries_tokens": float(self._query_tokens),
-            "prefix_cache_hits_tokens": float(self._hit_tokens),
-            "num_preemptions": float(self._n_preemptions),
+            "n_running": float(len(self._running)),
+            "n_waiting": float(len(self._waiting) + len(self._preempted)),
+            "kv_usage_ratio": min((self._held_tokens + grown) / self.spec.kv_tokens, 1.0),
+            "prefix_queries_tokens": float(self._query_tokens),
+            "prefix_hits_tokens": float(self._hit_tokens),
+            "n_preemptions": float(self._n_preemptions),
             "prompt_tokens": float(self._prompt_tokens),
             "generation_tokens": float(self._generation_tokens),
         }
