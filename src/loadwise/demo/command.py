@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from loadwise.demo import weights
-from loadwise.demo.live import SCALE, emulated_pool, gateways, real_pool
+from loadwise.demo.live import SCALE, emulated_engine, emulated_pool, gateways, real_pool
 from loadwise.demo.run import DemoOptions, DemoResult, Report, run_demo
 from loadwise.demo.table import UsdPerMillion, packaged_table
 from loadwise.gateway.turns import Embedder
@@ -45,7 +45,8 @@ def demo(
         table = packaged_table()
         options = DemoOptions(n_programs=n_programs or N_EMULATED, concurrency=16, seed=seed, wait_scale=SCALE)
         prices = {name: model.usd_per_million for name, model in table.models.items()}
-        start_gateway = gateways(prices, root, engine="emulator", embedder=lambda: embedder)
+        slots = {name: emulated_engine(name).slots for name in prices}
+        start_gateway = gateways(prices, root, engine="emulator", slots_by_model=slots, embedder=lambda: embedder)
         return run_demo(options, emulated_pool(table), start_gateway, report, table), root
     files = {weights.MODEL: weights.smollm2(), **(gguf or {})}
     for name, path in files.items():
@@ -61,7 +62,8 @@ def demo(
         levels=REAL_LEVELS,
         request_timeout_s=120.0,
     )
-    start_gateway = gateways(prices, root, engine="llamacpp", embedder=lambda: embedder)
+    slots = dict.fromkeys(files, REAL_SLOTS)
+    start_gateway = gateways(prices, root, engine="llamacpp", slots_by_model=slots, embedder=lambda: embedder)
     return run_demo(options, real_pool(files, slots=REAL_SLOTS), start_gateway, report), root
 
 

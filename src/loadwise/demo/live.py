@@ -46,6 +46,11 @@ REAL_START_MAX_S = 60.0
 _FAMILIES = ("arithmetic", "dates", "strings", "units")
 
 
+def emulated_engine(model: str) -> SimpleEngineSpec:
+    """The speed and size of a model's emulated engine."""
+    return ENGINES.get(model, SimpleEngineSpec())
+
+
 class LoopThread:
     """An event loop in a thread of its own."""
 
@@ -138,13 +143,14 @@ def gateways(
     journal_root: Path,
     *,
     engine: str,
+    slots_by_model: Mapping[str, int],
     embedder: Callable[[], Embedder | None] = lambda: None,
 ) -> StartGateway:
     """Fresh gateways over a started pool, each with its journal in a folder named after its row."""
 
     @contextmanager
     def start_gateway(pool: dict[str, str], plan: RowPlan) -> Iterator[str]:
-        config = parse_config(pool_file(prices, pool, plan, engine=engine), where="demo")
+        config = parse_config(pool_file(prices, pool, plan, engine=engine, slots_by_model=slots_by_model), where="demo")
         journal = journal_root / plan.label.replace(":", "-").replace("/", "-")
         settings = GatewayConfig(port=0, journal=str(journal), seed=plan.seed & 0xFFFF_FFFF)
         thread = LoopThread(f"demo-gateway-{plan.label}")
@@ -161,7 +167,12 @@ def gateways(
 
 
 def pool_file(
-    prices: Mapping[str, UsdPerMillion], url_by_model: Mapping[str, str], plan: RowPlan, *, engine: str
+    prices: Mapping[str, UsdPerMillion],
+    url_by_model: Mapping[str, str],
+    plan: RowPlan,
+    *,
+    engine: str,
+    slots_by_model: Mapping[str, int],
 ) -> dict[str, Any]:
     """The pool file of a row: the same models and backends, another policy."""
     policy_by_kind: dict[str, dict[str, Any]] = {
@@ -174,7 +185,7 @@ def pool_file(
         "preset": "loadwise",
         "models": {name: {"usd_per_million": msgspec.to_builtins(price)} for name, price in prices.items()},
         "backends": [
-            {"name": f"{model}-1", "model": model, "url": url, "engine": engine, "slots": 16}
+            {"name": f"{model}-1", "model": model, "url": url, "engine": engine, "slots": slots_by_model[model]}
             for model, url in url_by_model.items()
         ],
         "router": {**policy_by_kind[plan.policy], "idle_s": 120.0},
