@@ -75,9 +75,7 @@ def emulated_pool(table: SuccessTable) -> StartPool:
 
     @contextmanager
     def start_pool(script: Script) -> Iterator[dict[str, str]]:
-        specs = tuple(
-            EmulatedBackendSpec(name=m, model=m, engine=ENGINES.get(m, SimpleEngineSpec())) for m in table.models
-        )
+        specs = tuple(EmulatedBackendSpec(name=m, model=m, engine=emulated_engine(m)) for m in table.models)
         thread = LoopThread("demo-pool")
         try:
             emulator = thread.run(start_emulator(EmulatorSpec(backends=specs, scale=SCALE), script=script))
