@@ -10,7 +10,7 @@ import pytest
 import uvloop
 
 from bench.engine_stub import STREAM_CHUNKS, Stub
-from bench.http_stack import load
+from bench.http_stack import load, pinned
 from bench.report import check, middle, print_report, report
 from loadwise.wire.client import Answer, Upstream
 from loadwise.wire.exchange import Exchange
@@ -133,3 +133,9 @@ def test_asyncio_runs_the_http_layer_too() -> None:
         return answer
 
     assert asyncio.run(run()).body.endswith(b"data: [DONE]\n\n")
+
+
+def test_children_start_in_the_root_of_the_repository() -> None:
+    """Where `pinned` lives may change; candidates are still found from the root, with this tree on their path."""
+    assert (pinned.ROOT / "pyproject.toml").exists()
+    assert str(pinned.ROOT / "src") in pinned.environment()["PYTHONPATH"]
