@@ -59,6 +59,7 @@ def test_versions_differ_wherever_the_meaning_does() -> None:
         ContextSpec(task_types=("b", "a")),
         ContextSpec(domains=("a", "b")),
         ContextSpec(task_types=("a",), domains=("b",)),
+        ContextSpec(embedder="hash-1"),
     ]
     for one, other in itertools.combinations(specs, 2):
         assert one.version != other.version, (one, other)

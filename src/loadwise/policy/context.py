@@ -44,6 +44,8 @@ class ContextSpec(Fact, frozen=True, kw_only=True):
     domains: tuple[str, ...] = ()
     n_components: int = 16
     """Principal components of the embedding; 0 leaves it out."""
+    embedder: str = ""
+    """Version of what makes the components, filled in by the host: another embedder means another vector."""
 
     def __post_init__(self) -> None:
         for field in ("task_types", "domains"):
@@ -80,7 +82,9 @@ class ContextSpec(Fact, frozen=True, kw_only=True):
         True
         """
         # Spelled out, not encoded as a fact: a default that changes one day must change the version.
-        content = ["context-1", self.bias, self.task_types, self.domains, self.n_components]
+        content: list[object] = ["context-1", self.bias, self.task_types, self.domains, self.n_components]
+        if self.embedder:
+            content.append(self.embedder)
         return hashlib.sha256(msgspec.json.encode(content)).hexdigest()[:12]
 
     def features(self, task_type: str | None, domain: str | None, components: Sequence[float]) -> Vector:
