@@ -112,9 +112,7 @@ class Host:
         if outcome == "completed":
             fields.setdefault("usage", Usage(prompt_tokens=100, completion_tokens=10))
             fields.setdefault("first_byte_at_s", self.now_s)
-        return self.send(
-            e.AttemptEnded(at_s=self.now_s, turn_id=turn_id, outcome=AttemptOutcome(outcome), **fields)
-        )
+        return self.send(e.AttemptEnded(at_s=self.now_s, turn_id=turn_id, outcome=AttemptOutcome(outcome), **fields))
 
     def serve(self, program_id: str = "p", **fields: Any) -> list[c.Command]:
         """A turn arrives and completes at once."""

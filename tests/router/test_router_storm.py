@@ -38,6 +38,7 @@ CAPACITIES = [
     {"requests_per_minute": 1},
     {"requests_per_minute": 3},
 ]
+ARMS = ["delayed", "delayed", "delayed", "sequential", "batch_sync", "per_slot"]
 PROGRAMS = ["p0", "p1", "p2", "p3", "p4"]
 ODD_PROGRAMS = ["", "\x1fturn:1", "x" * 257, "with space", "ü"]
 BACKENDS = ["b0", "b1", "b2", "b3"]
@@ -67,7 +68,7 @@ def configurations(draw):
         "policy": pick(*POLICIES),
         "replica_policy": PolicySpec(name=pick("least_loaded", "power_of_two", "random")),
         "context": ContextSpec(task_types=("patch",), n_components=2),
-        "feedback": FeedbackConfig(arm=pick("delayed", "delayed", "delayed", "sequential", "batch_sync", "per_slot"), size=pick(1, 2, 3)),
+        "feedback": FeedbackConfig(arm=pick(*ARMS), size=pick(1, 2, 3)),
         "selector": pick(None, None, None, None, SelectorConfig(url="http://selector", timeout_s=2.0)),
         "expected_tokens": pick(100, 800),
         "hold_max_s": pick(60.0, 300.0, 1.0),
@@ -89,9 +90,7 @@ def configurations(draw):
 class Storm(RuleBasedStateMachine):
     """Whatever happens, in any order."""
 
-    @initialize(
-        pool=st.lists(specs, min_size=1, max_size=4, unique_by=lambda spec: spec.name), router=configurations()
-    )
+    @initialize(pool=st.lists(specs, min_size=1, max_size=4, unique_by=lambda spec: spec.name), router=configurations())
     def open(self, pool, router):
         self.pool, self.settings = pool, router
         self.host = Host(self._new_stack())
@@ -240,9 +239,7 @@ class Storm(RuleBasedStateMachine):
         if self.host.asked:
             decision_id = sorted(self.host.asked)[decision_id % len(self.host.asked)]
             self.host.asked.pop(decision_id)
-        self._send(
-            e.SelectorAnswered(at_s=self.now_s, decision_id=decision_id, model=model, propensity=propensity)
-        )
+        self._send(e.SelectorAnswered(at_s=self.now_s, decision_id=decision_id, model=model, propensity=propensity))
 
     @rule(
         backend_id=st.sampled_from([*BACKENDS, "unheard of"]),
@@ -252,9 +249,7 @@ class Storm(RuleBasedStateMachine):
     def observe(self, backend_id, values, age_s):
         """A reading."""
         self._send(
-            e.SignalsObserved(
-                at_s=self.now_s, backend_id=backend_id, values=values, observed_at_s=self.now_s - age_s
-            )
+            e.SignalsObserved(at_s=self.now_s, backend_id=backend_id, values=values, observed_at_s=self.now_s - age_s)
         )
 
     @rule(backend_id=st.sampled_from([*BACKENDS, "unheard of"]), health=st.sampled_from(list(BackendHealth)))

@@ -113,11 +113,11 @@ class Attempts:
             return False
         n_tried_here = turn.tried.count(backend_id)
         turn.tried.append(backend_id)
-        if program.backend_id == backend_id and program.n_covered == 0 and not turn.is_side:
-            desk.admission.release_program(program)
         if self._dispatching.try_dispatch(turn, program):
             return True
-        if desk.admission.untried(turn, desk.now_s):
+        if desk.admission.untried(turn, desk.now_s) and desk.admission.n_held < desk.config.held_max:
+            if program.n_covered == 0 and not turn.is_side:
+                desk.admission.release_program(program)  # others may have its place while it waits for another
             self._dispatching.hold(turn, program)
             return True
         if event.outcome is AttemptOutcome.BROKEN and n_tried_here == 0:

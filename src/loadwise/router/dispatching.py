@@ -44,9 +44,14 @@ class Dispatching:
         assert turn.model is not None
         desk.admission.hold(turn)
         self.wait(turn)
-        if not turn.is_side and (program.state is _S.ROUTED or (program.state is _S.RUNNING and not program.n_covered)):
+        if not turn.is_side and program.state is not _S.HELD and not self._is_running(program):
             program.move(_S.HELD)
         self._watch_windows(turn.model)
+
+    def _is_running(self, program: Program) -> bool:
+        """Whether a turn of the program runs on its own model."""
+        turns = [self._desk.turns[turn_id] for turn_id in program.open_turns]
+        return any(turn.backend_id is not None and not turn.is_side for turn in turns)
 
     def wait(self, turn: Turn) -> None:
         """The turn waits from now on: for a model, or for a place."""

@@ -13,7 +13,7 @@ from loadwise.kernel.work import EndReason, ProgramState, Verdict
 _S = ProgramState
 
 TRANSITIONS: dict[ProgramState, frozenset[ProgramState]] = {
-    _S.ARRIVED: frozenset({_S.ROUTED, _S.REJECTED, _S.CANCELLED, _S.TIMED_OUT, _S.FAILED}),
+    _S.ARRIVED: frozenset({_S.ROUTED, _S.REJECTED, _S.CANCELLED, _S.TIMED_OUT}),
     # A program rests in ROUTED when only turns pinned to other models were ever placed for it.
     _S.ROUTED: frozenset(
         {_S.HELD, _S.ADMITTED, _S.REJECTED, _S.FAILED, _S.CANCELLED, _S.TIMED_OUT, _S.ENDED},
