@@ -98,6 +98,24 @@ def test_retry_waits_for_a_replica_that_is_full():
     find(h.finish("other"), c.Dispatch, turn_id=1, attempt=2, backend_id="b", wait_s=59.0)
 
 
+def test_retry_is_not_held_beyond_the_limit():
+    """Where held_max is reached a failed attempt has nowhere to wait, and its failure is told."""
+    h = host(held_max=1)
+    for name in ("p", "q", "held"):
+        h.arrive(name)
+    find(h.end_attempt(1, "idle_timeout"), c.EndTurn, turn_id=1, status=504)
+
+
+def test_failure_for_good_leaves_the_program_its_place():
+    """A bound program whose turn failed is not sent to the end of the line."""
+    h = host(backend("a", slots=1))
+    h.serve("p")
+    h.arrive("waiting")
+    h.arrive("p")
+    h.end_attempt(3, "idle_timeout")
+    find(h.arrive("p"), c.Dispatch, backend_id="a")
+
+
 def test_head_without_another_way_takes_the_backend_it_had_tried():
     """It would stand in the way of all behind it for as long as it may be held."""
     h = host()

@@ -8,6 +8,7 @@ from router_host import Host, backend, find, kinds, make_stack
 from loadwise.kernel import commands as c
 from loadwise.kernel import events as e
 from loadwise.kernel.pool import BackendHealth
+from loadwise.kernel.work import EndReason
 from loadwise.router.config import FeedbackConfig, SelectorConfig
 from loadwise.router.gate import Gate
 
@@ -89,7 +90,7 @@ def test_program_that_will_never_be_judged_makes_way(arm, how):
         "failed": lambda: h.end_attempt(1, "status", status=400),
         "abandoned": lambda: h.abandon(1),
         "timed out": lambda: h.after(20.0).wake(),
-        "cancelled": lambda: h.finish("p", "cancelled"),
+        "cancelled": lambda: h.finish("p", EndReason.CANCELLED),
         "abstained": lambda: h.judge("p", "abstain"),
     }[how]()
     assert started(commands) == ["q"]

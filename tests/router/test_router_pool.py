@@ -253,13 +253,13 @@ def test_dump_wins_over_the_same_pool_file():
 def test_changed_pool_file_is_applied_to_a_loaded_state():
     """Backends that left the file go, new ones join, the rest keeps what is believed of it."""
     h = host(backend("gone"), backend("kept"), backend("grown", slots=1))
-    add(h, backend("added at run time"))
+    add(h, backend("z, added at run time"))
     h.set_health("kept", DOWN)
     h.serve("p")
     h.arrive("p")
     assert h.running[2].backend_id == "gone"
     other = continued(h, backend("kept"), backend("grown", slots=2), backend("new"))
-    assert set(other.router.backends.by_id) == {"kept", "grown", "added at run time", "new"}
+    assert set(other.router.backends.by_id) == {"kept", "grown", "z, added at run time", "new"}
     assert other.router.backends.by_id["kept"].health is DOWN
     assert other.router.admission.ledger.account_by_backend["grown"].capacity == 2
     other.open.clear()  # the turn on the backend that is gone was ended by the loading
