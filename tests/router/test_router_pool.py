@@ -250,6 +250,16 @@ def test_dump_wins_over_the_same_pool_file():
     assert other.stack.dump() == h.stack.dump()
 
 
+def test_loaded_stack_does_not_look_at_held_turns_before_something_is_due():
+    """A rate window that has passed unheard is found at the same moment, in the same order, by both."""
+    h = host(backend("a", requests_per_minute=1))
+    h.serve("p")
+    h.arrive("p")
+    other = continued(h, backend("a", requests_per_minute=1))
+    h.now_s = other.now_s = 4000.0
+    assert encoded(other.wake()) == encoded(h.wake())
+
+
 def test_changed_pool_file_is_applied_to_a_loaded_state():
     """Backends that left the file go, new ones join, the rest keeps what is believed of it."""
     h = host(backend("gone"), backend("kept"), backend("grown", slots=1))

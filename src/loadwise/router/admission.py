@@ -7,6 +7,8 @@ not fit are held per model in the order of arrival; a model's head may take any 
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from loadwise.kernel.errors import LawBroken
 from loadwise.kernel.ids import BackendId, ModelId, ProgramId, TurnId
 from loadwise.kernel.pool import BackendSpec, CapacityUnit
@@ -20,6 +22,8 @@ from .backends import Backends
 from .config import RouterConfig
 from .order import FifoOrder
 from .program import TURN_KEY_PREFIX, Program, Turn
+
+_NO_CONTEXT = np.zeros(0)
 
 
 class Admission:
@@ -97,6 +101,7 @@ class Admission:
         key = turn.key if is_own else program.program_id
         if not self.ledger.reserve(key, backend_id, self._amount(turn, program, backend_id), at_s=at_s):
             return False
+        self.replica_policy.observe(turn.turn_id, backend_id, _NO_CONTEXT)
         if is_leaving:
             self.release_program(program)
         if is_own:
@@ -133,7 +138,7 @@ class Admission:
         else:
             candidates = [self.replica(b, at_s) for b in usable]
             rng = self._streams.at("replica", turn.turn_id)
-            context = Context(decision_id=turn.turn_id, x=(), at_s=at_s)
+            context = Context(decision_id=turn.turn_id, x=_NO_CONTEXT, at_s=at_s)
             first = usable[self.replica_policy.choose(context, candidates, rng).chosen]
         rest = [b for b in usable if b != first]
         rest.sort(key=lambda b: -self.ledger.headroom_ratio(b, at_s=at_s))

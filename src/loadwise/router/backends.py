@@ -91,6 +91,7 @@ class Backends:
         self.model_by_id = dict(models)
         self.by_id = {BackendId(state.spec.name): state for state in states}
         self._ids_by_model = {model_id: [] for model_id in models}
+        self.roomy.clear()  # a dump is made between events, when everybody has been looked at
         for backend_id, state in self.by_id.items():
             self._ids_by_model[ModelId(state.spec.model)].append(backend_id)
 

@@ -9,6 +9,8 @@ from loadwise.policy.context import ContextSpec
 from loadwise.policy.registry import PolicySpec
 from loadwise.policy.reward import RewardSpec
 
+COUNT_MAX = 10**9
+
 FeedbackArm = Literal["delayed", "batch_sync", "per_slot", "sequential"]
 
 
@@ -166,5 +168,5 @@ class RouterConfig(Fact, frozen=True, kw_only=True):
             "verifying_max",
             "closed_max",
         ):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"router.{name} is {getattr(self, name)!r}; it must be >= 1")
+            if not 1 <= getattr(self, name) <= COUNT_MAX:
+                raise ConfigError(f"router.{name} is {getattr(self, name)!r}; it must be >= 1 and <= {COUNT_MAX:g}")

@@ -15,6 +15,7 @@ from loadwise.kernel.ids import DecisionId, ModelId, ProgramId
 from loadwise.kernel.streams import Generator, Streams
 from loadwise.policy.base import Candidate, Choice, Context, Feedback, Policy, Vector
 from loadwise.policy.registry import PolicySpec, make_policy
+from loadwise.policy.ridge import REWARD_MAX
 
 from .config import RouterConfig
 
@@ -85,7 +86,7 @@ class Credit:
         pending = self.pending_by_decision.pop(decision_id, None)
         if pending is None:
             return None
-        value = self._reward.reward(success, cost_usd)
+        value = min(max(self._reward.reward(success, cost_usd), -REWARD_MAX), REWARD_MAX)
         if pending.learner_version == self.version:
             feedback = Feedback(decision_id=decision_id, candidate=pending.model, x=pending.x, reward=value)
             self.learners[pending.slot].learn(feedback)

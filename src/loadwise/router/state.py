@@ -1,7 +1,10 @@
 """The router's whole state as plain values: what a snapshot holds, so that recovery need not replay from the start."""
 
+from contextlib import suppress
+
 import msgspec
 
+from loadwise.kernel.errors import SchemaMismatch
 from loadwise.kernel.fact import Fact
 from loadwise.kernel.ids import DecisionId, ModelId, ProgramId, TurnId
 from loadwise.kernel.pool import ModelSpec
@@ -29,6 +32,7 @@ class RouterState(Fact, frozen=True, kw_only=True):
     accounts: dict[str, Account]
     demands: dict[str, Demand]
     orders: dict[str, list[int]]
+    replica_policy: bytes
     credit: CreditState
     gate: GateState
     agenda: list[tuple[str, float]]
@@ -59,6 +63,7 @@ def dump_router(desk: Desk) -> bytes:
             accounts=admission.ledger.account_by_backend,
             demands={str(name): demand for name, demand in admission.demand_by_model.items()},
             orders={str(name): list(order) for name, order in admission.order_by_model.items()},
+            replica_policy=admission.replica_policy.dump(),
             credit=desk.credit.dump(),
             gate=desk.gate.dump(),
             agenda=desk.agenda.dump(),
@@ -97,6 +102,8 @@ def _load_admission(desk: Desk, state: RouterState) -> None:
     admission = desk.admission
     admission.ledger.account_by_backend = state.accounts
     admission.demand_by_model = {ModelId(name): demand for name, demand in state.demands.items()}
+    with suppress(SchemaMismatch):  # another replica policy is configured now: it begins anew
+        admission.replica_policy.load(state.replica_policy)
     admission.order_by_model.clear()
     admission.n_held = 0
     for name, order in state.orders.items():
