@@ -5,6 +5,7 @@ shape as a pool file, and every explicit value wins over it.
 """
 
 import hashlib
+import math
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -12,15 +13,19 @@ from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin
 
 import msgspec
+import numpy as np
 import yaml
 
-from loadwise.kernel.errors import ConfigError
+from loadwise.kernel.errors import ConfigError, Error
 from loadwise.kernel.fact import Fact
 from loadwise.kernel.pool import BackendSpec, ModelSpec
 from loadwise.kernel.stack import Stack
+from loadwise.kernel.streams import Streams
+from loadwise.policy.base import Candidate, Context, Policy
 from loadwise.policy.registry import PolicySpec, make_policy, named_candidates
 from loadwise.router.config import RouterConfig
 from loadwise.router.machine import EXTERNAL, Router
+from loadwise.router.pool import BACKENDS_MAX, MODELS_MAX
 
 _T = TypeVar("_T")
 
@@ -54,6 +59,8 @@ _LIFTED = {
     "cost_clip": "reward",
 }
 """Keys that a pool file writes flat under `router:`, and the struct that holds them."""
+_PRICES = ("beta", "backpressure", "multiplier")
+"""What `seconds_per_point` stands for; see `TradeConfig`."""
 _RENAMED = {"cost_scale_usd": "scale_usd", "cost_clip": "clip"}
 _POLICY_SHORTHANDS = {"exploration": "alpha", "exploration_floor": "exploration_floor"}
 """Keys under `router:` that are options of the policy."""
@@ -69,6 +76,8 @@ class VerifierSpec(Fact, frozen=True, kw_only=True):
     timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
+        if not (math.isfinite(self.timeout_s) and self.timeout_s > 0):
+            raise ConfigError(f"verifier timeout_s is {self.timeout_s!r}; it must be a finite number > 0")
         if self.kind not in VERIFIER_KINDS:
             raise ConfigError(f"verifier kind {self.kind!r} is unknown; known: {', '.join(VERIFIER_KINDS)}")
 
@@ -94,6 +103,12 @@ class Config(Fact, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not self.models:
             raise ConfigError("models is empty; a pool needs at least one model")
+        for what, n, limit in (
+            ("models", len(self.models), MODELS_MAX),
+            ("backends", len(self.backends), BACKENDS_MAX),
+        ):
+            if n > limit:
+                raise ConfigError(f"{what} has {n} entries; {limit} is the limit")
         for name in self.models:
             if not name or len(name) > 128 or name in ("auto", "team", "mesh"):
                 raise ConfigError(f"a model is named {name!r}; names have 1 to 128 characters, not auto, team or mesh")
@@ -133,7 +148,7 @@ def parse_yaml(text: str, *, where: str) -> dict[str, Any]:
     """Parse a YAML mapping; a key that is written twice is an error."""
     try:
         loaded = yaml.load(text, Loader=_StrictLoader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date like 2024-13-45 is a ValueError
         raise ConfigError(f"{where} is not valid YAML: {error}") from error
     if not isinstance(loaded, dict):
         raise ConfigError(f"{where} holds {type(loaded).__name__}; it must be a mapping")
@@ -152,11 +167,9 @@ def parse_config(mapping: Mapping[str, Any], *, where: str = "config") -> Config
     if preset not in preset_names():
         raise ConfigError(f"{where}: preset {preset!r} is unknown; known: {', '.join(preset_names())}")
     laid = {key: value for key, value in read_preset(preset).items() if key != "description"}
-    router = _merge_router(laid.get("router") or {}, said.get("router") or {}, where)
     merged: dict[str, Any] = {**laid, **said}
-    task_types = said.get("task_types") or {}
-    if router or task_types:
-        merged["router"] = _shape_router(router, task_types, where)
+    router = _merge_router(laid.get("router"), said.get("router"), where)
+    merged["router"] = _shape_router(router, said.get("task_types"), where)
     merged.setdefault("backends", [])
     merged.setdefault("models", {})
     return convert(merged, Config, where=where)
@@ -197,69 +210,95 @@ def read_preset(name: str) -> dict[str, Any]:
 
 def convert(value: Any, kind: type[_T], *, where: str) -> _T:
     """Convert plain data to a strict struct; errors name the place, the value's trouble and the valid keys."""
-    _check_keys(value, kind, where)
     try:
+        _check_keys(value, kind, where)
         return msgspec.convert(value, kind, strict=True)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, RecursionError) as error:  # a YAML alias can hold itself
         raise ConfigError(f"{where}: {error}") from error
     except ConfigError as error:
-        raise ConfigError(f"{where}: {error.message}") from error
+        raise ConfigError(error.message if error.message.startswith(where) else f"{where}: {error.message}") from error
 
 
 def _merge_router(laid: Any, said: Any, where: str) -> dict[str, Any]:
-    if not isinstance(said, Mapping):
-        raise ConfigError(f"{where}: router is {said!r}; it must be a mapping")
+    """The preset's keys below the user's; what the preset derives from a key that the user gives is derived anew."""
+    laid, said = _mapping(laid, f"{where}: router"), _mapping(said, f"{where}: router")
+    if "seconds_per_point" in said:
+        laid = {key: value for key, value in laid.items() if key not in _PRICES}
     merged = {**laid, **said}
-    below, above = _policy(laid.get("policy")), _policy(said.get("policy"))
+    below = _policy(laid.get("policy"), f"{where}: router.policy")
+    above = _policy(said.get("policy"), f"{where}: router.policy")
     if below and above and below["name"] == above["name"]:
-        merged["policy"] = {**below, **above}
+        merged["policy"] = {"name": above["name"], "options": {**below["options"], **above["options"]}}
     return merged
 
 
-def _policy(said: Any) -> dict[str, Any]:
+def _mapping(said: Any, where: str) -> dict[Any, Any]:
+    """A mapping, or nothing said at all."""
     if said is None:
         return {}
-    if isinstance(said, str):
-        return {"name": said}
-    if not isinstance(said, Mapping) or not isinstance(said.get("name"), str):
-        raise ConfigError(f"a policy is {said!r}; it must be a name, or a mapping with a name and options")
+    if not isinstance(said, Mapping):
+        raise ConfigError(f"{where} is {said!r}; it must be a mapping")
     return dict(said)
 
 
-def _shape_router(flat: dict[str, Any], task_types: Any, where: str) -> dict[str, Any]:
+def _policy(said: Any, where: str) -> dict[str, Any]:
+    """A policy as name and options, however it was written; empty where nothing was."""
+    if said is None:
+        return {}
+    if isinstance(said, str):
+        return {"name": said, "options": {}}
+    if not isinstance(said, Mapping) or not isinstance(said.get("name"), str):
+        raise ConfigError(f"{where} is {said!r}; it must be a name, or a mapping with a name and options")
+    options = _mapping(said.get("options"), f"{where}.options")
+    flat = {key: value for key, value in said.items() if key not in ("name", "options")}
+    return {"name": said["name"], "options": {**options, **flat}}
+
+
+def _shape_router(flat: dict[Any, Any], task_types: Any, where: str) -> dict[str, Any]:
     """Turn the flat mapping of a pool file into the router's own structs."""
-    router: dict[str, Any] = {}
-    policy = _policy(flat.get("policy")) or {"name": "linucb"}
+    router: dict[Any, Any] = {}
+    policy = _policy(flat.get("policy"), f"{where}: router.policy") or {"name": "linucb", "options": {}}
     for key, value in flat.items():
+        if key in _LIFTED.values():
+            raise _unknown_key(key, RouterConfig, f"{where}: router")
         if key in _LIFTED:
             router.setdefault(_LIFTED[key], {})[_RENAMED.get(key, key)] = value
         elif key in _POLICY_SHORTHANDS:
-            policy[_POLICY_SHORTHANDS[key]] = value
+            policy["options"][_POLICY_SHORTHANDS[key]] = value
         elif key == "replica_policy":
-            router[key] = _shape_policy(_policy(value))
+            router[key] = _policy(value, f"{where}: router.replica_policy")
+            _require_replica_policy(router[key], where)
         elif key == "feedback" and isinstance(value, str):
             router[key] = {"arm": value}
         elif key != "policy":
             router[key] = value
-    router["policy"] = _shape_policy(policy)
-    _require_makeable(router["policy"], where)
-    context = dict(router.get("context") or {})
+    router["policy"] = policy
+    _made(policy, f"{where}: router.policy")
+    context = _mapping(router.get("context"), f"{where}: router.context")
     if isinstance(task_types, Mapping):
         context.setdefault("task_types", list(task_types))
     router["context"] = context
     return router
 
 
-def _shape_policy(policy: dict[str, Any]) -> dict[str, Any]:
-    options = {**policy.get("options", {}), **{k: v for k, v in policy.items() if k not in ("name", "options")}}
-    return {"name": policy["name"], "options": options}
-
-
-def _require_makeable(policy: dict[str, Any], where: str) -> None:
+def _made(policy: dict[str, Any], where: str) -> Policy:
     try:
-        make_policy(PolicySpec(name=policy["name"], options=policy["options"]))
+        return make_policy(PolicySpec(name=policy["name"], options=policy["options"]))
     except ConfigError as error:
-        raise ConfigError(f"{where}: router.policy: {error.message}") from error
+        raise ConfigError(f"{where}: {error.message}") from error
+
+
+def _require_replica_policy(policy: dict[str, Any], where: str) -> None:
+    """A replica is chosen by load, without a context and without verdicts: a policy that needs them is of no use."""
+    where = f"{where}: router.replica_policy"
+    if not policy:
+        raise ConfigError(f"{where} is null; it must name a policy")
+    candidates = [Candidate(name="a"), Candidate(name="b")]
+    made = _made(policy, where)
+    try:
+        made.choose(Context(decision_id=1, x=np.zeros(0)), candidates, Streams(0).at("replica", 1))
+    except Error as error:
+        raise ConfigError(f"{where}: {policy['name']!r} cannot choose without a context: {error.message}") from error
 
 
 def _check_keys(value: Any, kind: Any, where: str) -> None:
@@ -281,13 +320,17 @@ def _check_keys(value: Any, kind: Any, where: str) -> None:
 
 def _check_struct_keys(value: Mapping[Any, Any], kind: type[msgspec.Struct], where: str) -> None:
     field_by_name = {field.encode_name: field for field in msgspec.structs.fields(kind)}
-    valid = sorted(field_by_name)
-    if kind is RouterConfig:
-        valid = sorted({*valid, *_LIFTED, *_POLICY_SHORTHANDS} - {"trade", "reward"})
     for key, item in value.items():
         if key not in field_by_name:
-            raise ConfigError(f"{where}: unknown key {key!r}; valid keys: {', '.join(valid)}")
+            raise _unknown_key(key, kind, where)
         _check_keys(item, field_by_name[key].type, f"{where}: {key}")
+
+
+def _unknown_key(key: Any, kind: type[msgspec.Struct], where: str) -> ConfigError:
+    valid = {field.encode_name for field in msgspec.structs.fields(kind)}
+    if kind is RouterConfig:
+        valid = (valid | _LIFTED.keys() | _POLICY_SHORTHANDS.keys()) - set(_LIFTED.values())
+    return ConfigError(f"{where}: unknown key {key!r}; valid keys: {', '.join(sorted(valid))}")
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -297,6 +340,8 @@ class _StrictLoader(yaml.SafeLoader):
 def _mapping_without_duplicates(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: set[Any] = set()
     for key_node, _ in node.value:
+        if key_node.tag == "tag:yaml.org,2002:merge":
+            continue  # `<<: *anchor`, which the mapping's own keys overrule
         key = loader.construct_object(key_node, deep=True)
         if isinstance(key, str | int | float | bool) and key in seen:
             raise yaml.constructor.ConstructorError(

@@ -10,6 +10,11 @@ from .fact import Fact
 EngineKind = Literal["vllm", "sglang", "llamacpp", "tgi", "api", "emulator"]
 
 
+PRICE_MAX_USD = 1e9
+"""A price per million tokens beyond it is a slip of the pen, and costs would overflow."""
+CAPACITY_MAX = 10**12
+
+
 class Price(Fact, frozen=True, kw_only=True):
     """US dollars per million tokens."""
 
@@ -21,8 +26,10 @@ class Price(Fact, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name in ("input", "output", "cached_input"):
             value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value >= 0):
-                raise ConfigError(f"usd_per_million.{name} is {value!r}; it must be a finite number >= 0")
+            if value is not None and not 0 <= value <= PRICE_MAX_USD:
+                raise ConfigError(
+                    f"usd_per_million.{name} is {value!r}; it must be a finite number >= 0 and <= {PRICE_MAX_USD:g}"
+                )
 
 
 class ModelSpec(Fact, frozen=True, kw_only=True):
@@ -33,8 +40,8 @@ class ModelSpec(Fact, frozen=True, kw_only=True):
     """The longest context the model accepts; None where unknown."""
 
     def __post_init__(self) -> None:
-        if self.context_tokens is not None and self.context_tokens < 1:
-            raise ConfigError(f"context_tokens is {self.context_tokens!r}; it must be >= 1")
+        if self.context_tokens is not None and not 1 <= self.context_tokens <= CAPACITY_MAX:
+            raise ConfigError(f"context_tokens is {self.context_tokens!r}; it must be >= 1 and <= {CAPACITY_MAX:g}")
 
 
 class CapacityUnit(enum.StrEnum):
@@ -74,8 +81,9 @@ class BackendSpec(Fact, frozen=True, kw_only=True):
         if len(declared) > 1:
             raise ConfigError(f"backend {self.name!r} declares {' and '.join(declared)}; one capacity is the limit")
         for name in declared:
-            if getattr(self, name) < 1:
-                raise ConfigError(f"backend {self.name!r}: {name} is {getattr(self, name)!r}; it must be >= 1")
+            if not 1 <= getattr(self, name) <= CAPACITY_MAX:
+                limits = f"it must be >= 1 and <= {CAPACITY_MAX:g}"
+                raise ConfigError(f"backend {self.name!r}: {name} is {getattr(self, name)!r}; {limits}")
         for name in ("connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):

@@ -1,5 +1,6 @@
 """Machines wired by one table; itself a machine, and the only thing a host drives."""
 
+import math
 from collections.abc import Mapping
 
 import msgspec
@@ -30,9 +31,9 @@ class Stack:
         """Take one event; the host then carries out the commands in order.
 
         Raises:
-            LawBroken: L3, the event is earlier than the one before it.
+            LawBroken: L3, the event is earlier than the one before it, or its instant is not a number or infinite.
         """
-        if not event.at_s >= self.now_s:
+        if not self.now_s <= event.at_s < math.inf:
             raise LawBroken("L3", f"{type(event).__name__} at {event.at_s!r} s follows an event at {self.now_s!r} s")
         self.now_s = event.at_s
         self.n_events += 1

@@ -12,6 +12,7 @@ import numpy as np
 
 Generator = np.random.Generator
 
+_WORD = 0xFFFFFFFFFFFFFFFF
 _WORDS_PER_INDEX_BITS = 32
 """Counter blocks that one index may use before it would meet the next index."""
 
@@ -31,20 +32,24 @@ class Streams:
         self._generator_by_name: dict[str, tuple[Any, dict[str, Any], Generator]] = {}
 
     def at(self, name: str, index: int) -> Generator:
-        """The generator of stream `name`, positioned at `index` (>= 0). Valid until the next call with that name."""
+        """The generator of stream `name`, positioned at `index`. Valid until the next call with that name.
+
+        Args:
+            index: any integer; those that differ by a multiple of 2**96 share their draws.
+        """
         entry = self._generator_by_name.get(name)
         if entry is None:
             entry = self._open(name)
         philox, state, generator = entry
         position = index << _WORDS_PER_INDEX_BITS
         counter = state["state"]["counter"]
-        counter[0] = position & 0xFFFFFFFFFFFFFFFF
-        counter[1] = position >> 64
+        counter[0] = position & _WORD
+        counter[1] = (position >> 64) & _WORD
         philox.state = state
         return generator
 
     def _open(self, name: str) -> tuple[Any, dict[str, Any], Generator]:
-        philox = np.random.Philox(key=(self.seed & 0xFFFFFFFFFFFFFFFF) | (zlib.crc32(name.encode()) << 64))
+        philox = np.random.Philox(key=(self.seed & _WORD) | (zlib.crc32(name.encode()) << 64))
         state: Any = philox.state
         entry: tuple[Any, dict[str, Any], Generator] = (philox, state, np.random.Generator(philox))
         self._generator_by_name[name] = entry

@@ -45,22 +45,34 @@ class Ledger:
         self.account_by_backend: dict[str, Account] = {}
 
     def add(self, backend_id: str, unit: CapacityUnit, capacity: int) -> None:
-        """Open an account; an open one keeps its reservations and takes the new capacity."""
+        """Open an account; an open one keeps its reservations and takes the new capacity.
+
+        Raises:
+            LawBroken: L4, an open account in another unit still holds reservations.
+        """
         account = self.account_by_backend.get(backend_id)
-        if account is None:
+        if account is None or (account.unit is not unit and not account.amount_by_key):
             self.account_by_backend[backend_id] = Account(unit=unit, capacity=capacity)
+        elif account.unit is not unit:
+            raise LawBroken("L4", f"backend {backend_id!r} holds {account.unit} and is to be counted in {unit}")
         else:
-            account.unit, account.capacity = unit, capacity
+            account.capacity = capacity
 
     def remove(self, backend_id: str) -> None:
         """Close an account together with what it still holds."""
         self.account_by_backend.pop(backend_id, None)
 
     def reserve(self, key: str, backend_id: str, amount: int, *, at_s: float) -> bool:
-        """Promise `amount` under `key`, or change nothing and say False."""
+        """Promise `amount` under `key`, or change nothing and say False.
+
+        Raises:
+            LawBroken: L5, the key already holds one there; L4, the amount is negative.
+        """
         account = self.account_by_backend[backend_id]
         if key in account.amount_by_key:
             raise LawBroken("L5", f"{key!r} already holds a reservation on backend {backend_id!r}")
+        if amount < 0:
+            raise LawBroken("L4", f"{key!r} asks for {amount} on backend {backend_id!r}")
         if not self.fits(backend_id, amount, at_s=at_s):
             return False
         account.amount_by_key[key] = amount
@@ -121,12 +133,13 @@ class Ledger:
         free = self.headroom(backend_id, at_s=at_s) - (account.capacity - self.limit(backend_id))
         return free / max(self.limit(backend_id), 1)
 
-    def frees_at_s(self, backend_id: str) -> float | None:
-        """When time alone will free something here: the oldest request leaves the rate window."""
+    def frees_at_s(self, backend_id: str, *, at_s: float) -> float | None:
+        """When, after `at_s`, time alone frees something here: the oldest request leaves the rate window. Or None."""
         account = self.account_by_backend[backend_id]
-        if account.unit is CapacityUnit.REQUESTS_PER_MINUTE and account.granted_at_s:
-            return account.granted_at_s[0] + RATE_WINDOW_S
-        return None
+        if account.unit is not CapacityUnit.REQUESTS_PER_MINUTE:
+            return None
+        self._forget_spent(account, at_s)
+        return account.granted_at_s[0] + RATE_WINDOW_S if account.granted_at_s else None
 
     def check(self) -> None:
         """Raise `LawBroken` where an account does not add up (law L4)."""

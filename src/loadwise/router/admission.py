@@ -5,6 +5,10 @@ minute, and *side turns* (pinned to another model than their program's), are cov
 not fit are held per model in the order of arrival; a model's head may take any of its backends.
 """
 
+from collections.abc import Mapping
+
+import numpy as np
+
 from loadwise.kernel.errors import LawBroken
 from loadwise.kernel.ids import BackendId, ModelId, ProgramId, TurnId
 from loadwise.kernel.pool import BackendSpec, CapacityUnit
@@ -19,9 +23,14 @@ from .config import RouterConfig
 from .order import FifoOrder
 from .program import TURN_KEY_PREFIX, Program, Turn
 
+_NO_CONTEXT = np.zeros(0)
+
 
 class Admission:
-    """Reserves, holds and releases; knows nothing of policies for models or of verdicts."""
+    """Reserves, holds and releases; knows nothing of policies for models or of verdicts.
+
+    Whatever gives something back notes the model in `Backends.roomy`, so that no caller can forget who waits for it.
+    """
 
     def __init__(self, config: RouterConfig, backends: Backends, streams: Streams) -> None:
         self._config = config
@@ -47,16 +56,30 @@ class Admission:
         unit, capacity = spec.capacity
         self.ledger.add(spec.name, unit, capacity)
 
+    # --- may it start? ---
+
     def admit(self, turn: Turn, program: Program, at_s: float) -> BackendId | None:
         """Cover the turn by a reservation and say where it runs, or change nothing and say None."""
         if self._may_stay(turn, program, at_s):
             return program.backend_id
-        if not turn.is_side and program.n_covered == 0:
-            self.release_program(program)
         for backend_id in self._replicas(turn, program, at_s):
             if self._reserve(turn, program, backend_id, at_s):
                 return backend_id
         return None
+
+    def fits(self, turn: Turn, program: Program, at_s: float) -> bool:
+        """Whether `admit` would admit the turn now; changes nothing."""
+        if self._may_stay(turn, program, at_s):
+            return True
+        return any(
+            self._is_at_home(turn, program, b) or self.ledger.fits(b, self._amount(turn, program, b), at_s=at_s)
+            for b in self._replicas(turn, program, at_s)
+        )
+
+    def untried(self, turn: Turn, at_s: float) -> list[BackendId]:
+        """Usable backends of the turn's model on which it has not failed yet."""
+        assert turn.model is not None
+        return [b for b in self._backends.usable(turn.model, at_s) if b not in turn.tried]
 
     def _may_stay(self, turn: Turn, program: Program, at_s: float) -> bool:
         """Whether the program's own reservation covers the turn where it is."""
@@ -64,30 +87,50 @@ class Admission:
             return False
         return self._backends.is_usable(program.backend_id, at_s, may_drain=True)
 
+    def _is_at_home(self, turn: Turn, program: Program, backend_id: BackendId) -> bool:
+        """Whether the program's reservation is on that very backend."""
+        return program.is_reserved and not turn.is_side and program.backend_id == backend_id
+
     def _reserve(self, turn: Turn, program: Program, backend_id: BackendId, at_s: float) -> bool:
-        amount = self._amount(turn, program, backend_id)
-        if turn.is_side or program.is_reserved or self.ledger.unit(backend_id) is CapacityUnit.REQUESTS_PER_MINUTE:
-            turn.has_own_reservation = self.ledger.reserve(turn.key, backend_id, amount, at_s=at_s)
-            if turn.has_own_reservation and not turn.is_side and not program.is_reserved:
-                program.backend_id = backend_id
-            return turn.has_own_reservation
-        if self.ledger.reserve(program.program_id, backend_id, amount, at_s=at_s):
-            program.is_reserved, program.backend_id = True, backend_id
+        if self._is_at_home(turn, program, backend_id):
             return True
-        return False
+        is_leaving = program.is_reserved and not turn.is_side and program.n_covered == 0
+        is_bound_elsewhere = program.is_reserved and not is_leaving
+        is_counted = self.ledger.unit(backend_id) is CapacityUnit.REQUESTS_PER_MINUTE
+        is_own = turn.is_side or is_bound_elsewhere or is_counted
+        key = turn.key if is_own else program.program_id
+        if not self.ledger.reserve(key, backend_id, self._amount(turn, program, backend_id), at_s=at_s):
+            return False
+        self.replica_policy.observe(turn.turn_id, backend_id, _NO_CONTEXT)
+        if is_leaving:
+            self.release_program(program)
+        if is_own:
+            turn.has_own_reservation = True
+        else:
+            program.is_reserved = True
+        if not turn.is_side and not is_bound_elsewhere:
+            program.backend_id = backend_id
+        return True
 
     def _amount(self, turn: Turn, program: Program, backend_id: BackendId) -> int:
+        """What covers the turn: reserve(p) = max(tokens of p, expected tokens of its model) (ORACLE, B.2)."""
         if self.ledger.unit(backend_id) is not CapacityUnit.KV_TOKENS:
             return 1
-        assert turn.model is not None
         if turn.is_side:
             return turn.prompt_tokens
+        assert turn.model is not None
         return max(program.context_tokens, turn.prompt_tokens, self.demand_by_model[turn.model].expected_tokens)
 
     def _replicas(self, turn: Turn, program: Program, at_s: float) -> list[BackendId]:
-        """Backends that may take the turn: where its prefix may still be, the policy's choice, then by headroom."""
-        assert turn.model is not None
-        usable = [b for b in self._backends.usable(turn.model, at_s) if b not in turn.tried]
+        """Backends that may take the turn: where its prefix may still be, the policy's choice, then by headroom.
+
+        Backends on which the turn has failed come into question only for a held turn that has no other: it stands in
+        the way of all behind it.
+        """
+        usable = self.untried(turn, at_s)
+        if not usable and turn.is_held:
+            assert turn.model is not None
+            usable = self._backends.usable(turn.model, at_s)
         if len(usable) < 2:
             return usable
         if not turn.is_side and program.backend_id in usable:
@@ -95,7 +138,7 @@ class Admission:
         else:
             candidates = [self.replica(b, at_s) for b in usable]
             rng = self._streams.at("replica", turn.turn_id)
-            context = Context(decision_id=turn.turn_id, x=(), at_s=at_s)
+            context = Context(decision_id=turn.turn_id, x=_NO_CONTEXT, at_s=at_s)
             first = usable[self.replica_policy.choose(context, candidates, rng).chosen]
         rest = [b for b in usable if b != first]
         rest.sort(key=lambda b: -self.ledger.headroom_ratio(b, at_s=at_s))
@@ -110,29 +153,38 @@ class Admission:
             headroom_ratio=self.ledger.headroom_ratio(backend_id, at_s=at_s),
         )
 
-    def follow(self, program: Program) -> bool:
-        """Let the reservation follow the program's context. True where that gave something back."""
+    # --- what is held back, and given back ---
+
+    def follow(self, program: Program) -> None:
+        """Let the reservation follow the program's context."""
         if not program.is_reserved:
-            return False
+            return
         assert program.model is not None and program.backend_id is not None
         if self.ledger.unit(program.backend_id) is not CapacityUnit.KV_TOKENS:
-            return False
+            return
         amount = max(program.context_tokens, self.demand_by_model[program.model].expected_tokens)
-        return self.ledger.extend(program.program_id, program.backend_id, amount) < 0
+        if self.ledger.extend(program.program_id, program.backend_id, amount) < 0:
+            self._backends.stir(program.backend_id)
 
     def release_program(self, program: Program) -> None:
-        """Give the program's reservation back; its binding to the backend stays as a preference."""
+        """Give the program's reservation back, if it has one; its binding to the backend stays as a preference."""
         if program.is_reserved:
             assert program.backend_id is not None
             self.ledger.release(program.program_id, program.backend_id)
             program.is_reserved = False
+            self._backends.stir(program.backend_id)
 
     def release_turn(self, turn: Turn) -> None:
         """Give the turn's own reservation back."""
-        if turn.has_own_reservation:
-            assert turn.backend_id is not None
-            self.ledger.release(turn.key, turn.backend_id)
-            turn.has_own_reservation = False
+        assert turn.backend_id is not None
+        self.ledger.release(turn.key, turn.backend_id)
+        turn.has_own_reservation = False
+        self._backends.stir(turn.backend_id)
+
+    def learn_demand(self, model_id: ModelId, peak_tokens: int) -> None:
+        """A program of the model has ended; where the estimate falls, a held turn may fit."""
+        self.demand_by_model[model_id].learn(peak_tokens)
+        self._backends.roomy[model_id] = None
 
     def hold(self, turn: Turn) -> None:
         """Put the turn behind all others of its model."""
@@ -142,27 +194,21 @@ class Admission:
         self.n_held += 1
 
     def unhold(self, turn: Turn) -> None:
-        """Take the turn out of its order."""
-        if turn.is_held:
-            assert turn.model is not None
-            turn.is_held = False
-            self.order_by_model[turn.model].remove(turn.turn_id)
-            self.n_held -= 1
+        """Take the turn out of its order; whoever is head now may be smaller."""
+        assert turn.model is not None
+        turn.is_held = False
+        self.order_by_model[turn.model].remove(turn.turn_id)
+        self.n_held -= 1
+        self._backends.roomy[turn.model] = None
 
     def head(self, model_id: ModelId) -> TurnId | None:
         """The turn that is next for a model, or None."""
         return self.order_by_model[model_id].head
 
-    def fits(self, turn: Turn, program: Program, at_s: float) -> bool:
-        """Whether `admit` would admit the turn now; changes nothing."""
-        if self._may_stay(turn, program, at_s):
-            return True
-        return any(
-            self.ledger.fits(b, self._amount(turn, program, b), at_s=at_s) for b in self._replicas(turn, program, at_s)
-        )
+    # --- laws ---
 
-    def check(self, programs: dict[ProgramId, Program], turns: dict[TurnId, Turn], at_s: float) -> None:
-        """Laws L4, L5, L9 and L15 as far as admission answers for them."""
+    def check(self, programs: Mapping[ProgramId, Program], turns: Mapping[TurnId, Turn], at_s: float) -> None:
+        """Laws L4, L5 and L9 as far as admission answers for them."""
         self.ledger.check()
         for backend_id, account in self.ledger.account_by_backend.items():
             for key in account.amount_by_key:
@@ -175,13 +221,16 @@ class Admission:
                 self._check_cover(turn, programs[turn.program_id])
         for model_id, order in self.order_by_model.items():
             head = order.head
+            if model_id in self._backends.roomy:
+                continue  # just loaded under another pool file: the next event looks at it first
             if head is not None and self.fits(turns[head], programs[turns[head].program_id], at_s):
                 raise LawBroken("L9", f"turn {head} is held for {model_id!r} although it fits")
-        if self.n_held != sum(len(order) for order in self.order_by_model.values()):
-            raise LawBroken("L15", f"{self.n_held} turns counted as held, which is not how many are")
+        n_held = sum(len(order) for order in self.order_by_model.values())
+        if not self.n_held == n_held == sum(turn.is_held for turn in turns.values()):
+            raise LawBroken("L15", f"{self.n_held} turns counted as held, {n_held} in order")
 
     def _check_owner(
-        self, key: str, backend_id: str, programs: dict[ProgramId, Program], turns: dict[TurnId, Turn]
+        self, key: str, backend_id: str, programs: Mapping[ProgramId, Program], turns: Mapping[TurnId, Turn]
     ) -> None:
         program = programs.get(ProgramId(key))
         if program is not None and program.is_reserved and program.backend_id == backend_id:
@@ -192,11 +241,8 @@ class Admission:
             raise LawBroken("L5", f"reservation {key!r} on {backend_id!r} belongs to nobody")
 
     def _check_cover(self, turn: Turn, program: Program) -> None:
-        backend_id = str(turn.backend_id)
-        if turn.has_own_reservation and self.ledger.holds(turn.key, backend_id):
+        if turn.has_own_reservation and self.ledger.holds(turn.key, str(turn.backend_id)):
             return
-        if program.is_reserved and program.backend_id == turn.backend_id:
+        if program.is_reserved and program.backend_id == turn.backend_id and not turn.is_side:
             return
-        if backend_id not in self.ledger.account_by_backend:
-            return  # the backend was removed under it; the attempt is ending
-        raise LawBroken("L5", f"turn {turn.turn_id} runs on {backend_id!r} without a reservation")
+        raise LawBroken("L5", f"turn {turn.turn_id} runs on {turn.backend_id!r} without a reservation")

@@ -5,6 +5,9 @@ half of it is dead, so its size is bounded by what is really pending.
 """
 
 import heapq
+import math
+
+from loadwise.kernel.errors import LawBroken
 
 
 class Agenda:
@@ -25,8 +28,17 @@ class Agenda:
     def __len__(self) -> int:
         return len(self._due_by_key)
 
+    def __contains__(self, key: str) -> bool:
+        return key in self._due_by_key
+
     def schedule(self, key: str, due_at_s: float) -> None:
-        """Make `key` due at `due_at_s`, instead of whenever it was due before."""
+        """Make `key` due at `due_at_s`, instead of whenever it was due before.
+
+        Raises:
+            LawBroken: L15, that instant never comes.
+        """
+        if not due_at_s < math.inf:  # a NaN at the heap's top would block all others
+            raise LawBroken("L15", f"{key!r} would be due at {due_at_s!r} s")
         self._serial += 1
         self._due_by_key[key] = (due_at_s, self._serial)
         heapq.heappush(self._heap, (due_at_s, self._serial, key))

@@ -3,7 +3,12 @@
 A backend starts as up although nothing has been heard of it: the first failure says otherwise sooner than a probe.
 After a failure to connect it is down for a cooldown that doubles up to `COOLDOWN_MAX_S`; then one more try is allowed,
 unless a probe has spoken before. A backend that asks for patience (429 or 503, Retry-After) is left alone so long.
+
+Whenever a backend may have become able to take a held turn, its model is noted in `roomy`.
 """
+
+import hashlib
+import math
 
 import msgspec
 
@@ -15,6 +20,8 @@ COOLDOWN_START_S = 1.0
 COOLDOWN_MAX_S = 30.0
 UNRESPONSIVE_LIMIT = 3
 """Hangs or breaks in a row, before any byte, that take a backend down."""
+SIGNALS_MAX = 64
+"""Names of signals remembered of one backend (law L15)."""
 
 
 class BackendState(msgspec.Struct, kw_only=True):
@@ -22,10 +29,14 @@ class BackendState(msgspec.Struct, kw_only=True):
 
     spec: BackendSpec
     health: BackendHealth = BackendHealth.UP
+    is_configured: bool = False
+    """It stands as it is in the pool file; False once an event has added it or described it anew."""
     n_running: int = 0
     n_failures: int = 0
     """Failures since the last success."""
-    quiet_until_s: float = 0.0
+    is_cooling: bool = False
+    """We took it down ourselves, for a while; a probe's word puts an end to that."""
+    quiet_until_s: float = -math.inf
     """It asked to be left alone until then."""
     signals: dict[str, Signal] = {}
 
@@ -36,34 +47,53 @@ class Backends:
     def __init__(self, models: dict[str, ModelSpec], backends: tuple[BackendSpec, ...]) -> None:
         self.model_by_id: dict[ModelId, ModelSpec] = {}
         self.by_id: dict[BackendId, BackendState] = {}
+        self.roomy: dict[ModelId, None] = {}
+        """Models whose held turns should be looked at again."""
         self._ids_by_model: dict[ModelId, list[BackendId]] = {}
         for name, model in models.items():
             self.add_model(ModelId(name), model)
         for backend in backends:
-            self.add(backend)
+            self.add(backend, is_configured=True)
 
     def add_model(self, model_id: ModelId, model: ModelSpec) -> None:
-        """Let a model join the pool."""
+        """Let a model join the pool, or take the new word for a known one."""
         self.model_by_id[model_id] = model
         self._ids_by_model.setdefault(model_id, [])
 
-    def add(self, spec: BackendSpec) -> None:
-        """Let a backend join the pool, or take the new word for a known one."""
+    def add(self, spec: BackendSpec, *, is_configured: bool = False) -> None:
+        """Let a backend join the pool, or describe a known one of the same model anew; either way it counts as up."""
         backend_id, model_id = BackendId(spec.name), ModelId(spec.model)
         if model_id not in self.model_by_id:
             raise ConfigError(f"backend {spec.name!r} serves {spec.model!r}, which is not under models")
         known = self.by_id.get(backend_id)
-        if known is not None:
-            self._ids_by_model[ModelId(known.spec.model)].remove(backend_id)
-            known.spec, known.health, known.n_failures = spec, BackendHealth.UP, 0
+        if known is None:
+            self.by_id[backend_id] = BackendState(spec=spec, is_configured=is_configured)
+            self._ids_by_model[model_id].append(backend_id)
         else:
-            self.by_id[backend_id] = BackendState(spec=spec)
-        self._ids_by_model[model_id].append(backend_id)
+            assert known.spec.model == model_id
+            known.spec, known.is_configured = spec, is_configured
+            self.set_health(backend_id, BackendHealth.UP)
+        self.roomy[model_id] = None
 
     def remove(self, backend_id: BackendId) -> None:
         """Let a backend leave the pool."""
-        state = self.by_id.pop(backend_id)
-        self._ids_by_model[ModelId(state.spec.model)].remove(backend_id)
+        model_id = ModelId(self.by_id.pop(backend_id).spec.model)
+        self._ids_by_model[model_id].remove(backend_id)
+        self.roomy[model_id] = None
+
+    def digest(self) -> str:
+        """Sixteen hexadecimal digits that change with the pool's models and backends, health aside."""
+        pool = (self.model_by_id, [state.spec for state in self.by_id.values()])
+        return hashlib.sha256(msgspec.json.encode(pool)).hexdigest()[:16]
+
+    def replace(self, models: dict[ModelId, ModelSpec], states: list[BackendState]) -> None:
+        """Take over the pool of a dump, order included: candidates are listed in it."""
+        self.model_by_id = dict(models)
+        self.by_id = {BackendId(state.spec.name): state for state in states}
+        self._ids_by_model = {model_id: [] for model_id in models}
+        self.roomy.clear()  # a dump is made between events, when everybody has been looked at
+        for backend_id, state in self.by_id.items():
+            self._ids_by_model[ModelId(state.spec.model)].append(backend_id)
 
     def is_usable(self, backend_id: BackendId | None, now_s: float, *, may_drain: bool = False) -> bool:
         """Whether a turn may be sent there; `may_drain` for programs that already live on it."""
@@ -86,39 +116,73 @@ class Backends:
         """The model's price."""
         return self.model_by_id[model_id].usd_per_million
 
+    def stir(self, backend_id: BackendId) -> None:
+        """Something of the backend came free, or may have."""
+        state = self.by_id.get(backend_id)
+        if state is not None:
+            self.roomy[ModelId(state.spec.model)] = None
+
+    def set_health(self, backend_id: BackendId, health: BackendHealth) -> None:
+        """A probe or an operator has spoken: their word replaces what we made of failures."""
+        state = self.by_id[backend_id]
+        state.health, state.is_cooling = health, False
+        if health is BackendHealth.UP:
+            state.n_failures, state.quiet_until_s = 0, -math.inf
+        self.stir(backend_id)
+
     def note_success(self, backend_id: BackendId) -> None:
         """An answer came: the backend is alive."""
-        state = self.by_id.get(backend_id)
-        if state is not None and state.n_failures:
+        state = self.by_id[backend_id]
+        if state.n_failures:
             state.n_failures = 0
-            if state.health is BackendHealth.DOWN:
-                state.health = BackendHealth.UP
+            if state.is_cooling:
+                self.set_health(backend_id, BackendHealth.UP)
 
-    def note_failure(self, backend_id: BackendId, *, is_unreachable: bool) -> float | None:
+    def note_failure(self, backend_id: BackendId, now_s: float, *, is_unreachable: bool) -> float | None:
         """It could not be reached, or did not answer: take it down, at once or after a few in a row.
 
         Returns:
-            Seconds until it may be tried again; None where it stays up or is gone.
+            When it may be tried again; None where that is not ours to say: it stays up, or somebody else took it down.
         """
-        state = self.by_id.get(backend_id)
-        if state is None:
-            return None
+        state = self.by_id[backend_id]
         state.n_failures += 1
         if not is_unreachable and state.n_failures < UNRESPONSIVE_LIMIT:
             return None
         if state.health is BackendHealth.UP:
-            state.health = BackendHealth.DOWN
-        return min(COOLDOWN_START_S * 2.0 ** min(state.n_failures - 1, 16), COOLDOWN_MAX_S)
+            state.health, state.is_cooling = BackendHealth.DOWN, True
+            self.stir(backend_id)  # who waited for this backend may now take one that it had tried
+        if not state.is_cooling:
+            return None
+        return now_s + min(COOLDOWN_START_S * 2.0 ** min(state.n_failures - 1, 16), COOLDOWN_MAX_S)
 
     def try_again(self, backend_id: BackendId) -> None:
         """The cooldown is over: one more try decides."""
         state = self.by_id.get(backend_id)
-        if state is not None and state.health is BackendHealth.DOWN:
-            state.health = BackendHealth.UP
+        if state is not None and state.is_cooling:
+            state.health, state.is_cooling = BackendHealth.UP, False
+            self.stir(backend_id)
 
-    def observe(self, backend_id: BackendId, values: dict[str, float], observed_at_s: float) -> None:
-        """Take a reading. Names that are missing from it keep their older value and its age."""
-        state = self.by_id.get(backend_id)
-        if state is not None:
-            for name, value in values.items():
-                state.signals[name] = Signal(value=value, observed_at_s=observed_at_s)
+    def keep_quiet(self, backend_id: BackendId, until_s: float) -> float:
+        """It asked to be left alone; the longest such wish counts. Returns until when."""
+        state = self.by_id[backend_id]
+        state.quiet_until_s = max(state.quiet_until_s, until_s)
+        self.stir(backend_id)
+        return state.quiet_until_s
+
+    def observe(self, backend_id: BackendId, values: dict[str, float], observed_at_s: float, now_s: float) -> int:
+        """Take a reading. Names that are missing from it, or were read later already, keep their value and its age.
+
+        Returns:
+            How many values were refused: not a number, read in the future, or of one name too many.
+        """
+        signals = self.by_id[backend_id].signals
+        if not observed_at_s <= now_s:
+            return len(values)
+        n_refused = 0
+        for name, value in values.items():
+            known = signals.get(name)
+            if not math.isfinite(value) or (known is None and len(signals) >= SIGNALS_MAX):
+                n_refused += 1
+            elif known is None or known.observed_at_s <= observed_at_s:
+                signals[name] = Signal(value=value, observed_at_s=observed_at_s)
+        return n_refused

@@ -9,6 +9,8 @@ from loadwise.policy.context import ContextSpec
 from loadwise.policy.registry import PolicySpec
 from loadwise.policy.reward import RewardSpec
 
+COUNT_MAX = 10**9
+
 FeedbackArm = Literal["delayed", "batch_sync", "per_slot", "sequential"]
 
 
@@ -132,6 +134,8 @@ class RouterConfig(Fact, frozen=True, kw_only=True):
     """Default time budget of a program, waiting included."""
     budget_credit: Literal["fail", "censor"] = "censor"
     """What a program out of budget teaches: `fail` credits 0 (ORACLE), `censor` teaches nothing."""
+    turns_max: int = 100_000
+    """Turns open at once, running or waiting."""
     programs_max: int = 100_000
     """Open programs; at the limit the one that is idle longest is ended."""
     verifying_max: int = 50_000
@@ -155,6 +159,14 @@ class RouterConfig(Fact, frozen=True, kw_only=True):
             _positive("router", budget_s=self.budget_s)
         if not (math.isfinite(self.admission_ratio) and 0.0 < self.admission_ratio <= 1.0):
             raise ConfigError(f"router.admission_ratio is {self.admission_ratio!r}; it must be in (0, 1]")
-        for name in ("expected_tokens", "held_max", "attempts_max", "programs_max", "verifying_max", "closed_max"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"router.{name} is {getattr(self, name)!r}; it must be >= 1")
+        for name in (
+            "expected_tokens",
+            "held_max",
+            "attempts_max",
+            "turns_max",
+            "programs_max",
+            "verifying_max",
+            "closed_max",
+        ):
+            if not 1 <= getattr(self, name) <= COUNT_MAX:
+                raise ConfigError(f"router.{name} is {getattr(self, name)!r}; it must be >= 1 and <= {COUNT_MAX:g}")

@@ -15,8 +15,12 @@ from loadwise.kernel.ids import DecisionId, ModelId, ProgramId
 from loadwise.kernel.streams import Generator, Streams
 from loadwise.policy.base import Candidate, Choice, Context, Feedback, Policy, Vector
 from loadwise.policy.registry import PolicySpec, make_policy
+from loadwise.policy.ridge import REWARD_MAX
 
 from .config import RouterConfig
+
+FOREIGN = ""
+"""The learner version of decisions that no learner of ours has observed; their verdicts teach nobody."""
 
 
 class Pending:
@@ -82,7 +86,7 @@ class Credit:
         pending = self.pending_by_decision.pop(decision_id, None)
         if pending is None:
             return None
-        value = self._reward.reward(success, cost_usd)
+        value = min(max(self._reward.reward(success, cost_usd), -REWARD_MAX), REWARD_MAX)
         if pending.learner_version == self.version:
             feedback = Feedback(decision_id=decision_id, candidate=pending.model, x=pending.x, reward=value)
             self.learners[pending.slot].learn(feedback)
@@ -97,6 +101,11 @@ class Credit:
         if pending.learner_version == self.version:
             self.learners[pending.slot].undo(pending.decision_id, pending.model, pending.x)
         self.n_undone += 1
+
+    def slot(self, decision_id: DecisionId | None) -> int:
+        """Whose learner decided; the first where the decision is not pending."""
+        pending = None if decision_id is None else self.pending_by_decision.get(decision_id)
+        return 0 if pending is None else pending.slot
 
     def late_propensities(self, decision_id: DecisionId | None) -> tuple[float, ...] | None:
         """Estimate propensities that were too costly on the decision path; None where they are known already."""
@@ -123,7 +132,8 @@ class Credit:
 
     def load(self, state: CreditState) -> None:
         """Continue from a dump. Learners of another version are not taken over: a new learner version begins."""
-        if state.version == self.version and len(state.learners) == len(self.learners):
+        is_same = state.version == self.version and len(state.learners) == len(self.learners)
+        if is_same:
             for learner, dumped in zip(self.learners, state.learners, strict=True):
                 learner.load(dumped)
         self.pending_by_decision = {
@@ -133,8 +143,8 @@ class Credit:
                 model=ModelId(row[2]),
                 x=np.asarray(row[3], dtype=np.float64),
                 slot=row[4],
-                choice=row[5],
-                learner_version=row[6],
+                choice=row[5] if is_same else None,
+                learner_version=row[6] if is_same else FOREIGN,
             )
             for row in state.pending
         }

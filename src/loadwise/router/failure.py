@@ -1,8 +1,13 @@
 """What a failed attempt means: may it be tried again, is the backend to blame, what does the client hear."""
 
+import math
+from collections.abc import Sequence
+
+from loadwise.kernel import commands as c
 from loadwise.kernel.events import AttemptEnded
 from loadwise.kernel.fact import Fact
-from loadwise.kernel.work import AttemptOutcome
+from loadwise.kernel.ids import ProgramId, TurnId
+from loadwise.kernel.work import AttemptOutcome, TurnOutcome
 
 _O = AttemptOutcome
 
@@ -12,6 +17,8 @@ UNRESPONSIVE = frozenset({_O.FIRST_BYTE_TIMEOUT, _O.BROKEN})
 """Bad when it happens once, a reason to go elsewhere when it happens in a row."""
 PATIENCE_DEFAULT_S = 1.0
 PATIENCE_MAX_S = 60.0
+RETRY_AFTER_S = 1.0
+"""What an overloaded router asks of its clients."""
 
 
 class Failure(Fact, frozen=True, kw_only=True):
@@ -22,6 +29,45 @@ class Failure(Fact, frozen=True, kw_only=True):
     message: str
     is_upstream_answer: bool = False
     retry_after_s: float | None = None
+
+    def end_turn(self, turn_id: TurnId, outcome: TurnOutcome) -> c.EndTurn:
+        """The command that tells the client."""
+        return c.EndTurn(
+            turn_id=turn_id,
+            outcome=outcome,
+            status=self.status,
+            code=self.code,
+            message=self.message,
+            retry_after_s=self.retry_after_s,
+            is_upstream_answer=self.is_upstream_answer,
+        )
+
+
+def overloaded(code: str, message: str) -> Failure:
+    """We have too much to do; the client may come back."""
+    return Failure(status=503, code=code, message=message, retry_after_s=RETRY_AFTER_S)
+
+
+def nobody_usable(what: str) -> Failure:
+    """Every backend that could answer is down, draining, or asked to be left alone."""
+    return overloaded("no_backend_available", f"no backend of {what} can be reached now")
+
+
+def unknown_model(model: str, known: Sequence[str]) -> Failure:
+    """The client asked for a model that the pool does not have."""
+    text = f"the model {model!r} is not in the pool; known: {', '.join(known)}"
+    return Failure(status=404, code="model_not_found", message=text)
+
+
+def program_finished(program_id: ProgramId, how: str) -> Failure:
+    """The program takes no more turns."""
+    return Failure(status=409, code="program_finished", message=f"program {program_id!r} has ended ({how})")
+
+
+def budget_exceeded(program_id: ProgramId) -> Failure:
+    """The program has run as long as it may."""
+    text = f"program {program_id!r} has used up its time budget"
+    return Failure(status=429, code="budget_exceeded", message=text)
 
 
 def may_retry(event: AttemptEnded) -> bool:
@@ -35,22 +81,31 @@ def patience_s(event: AttemptEnded) -> float | None:
     """How long an overloaded backend is to be left alone, or None."""
     if event.outcome is not _O.STATUS or event.status not in (429, 503):
         return None
-    asked_s = PATIENCE_DEFAULT_S if event.retry_after_s is None else event.retry_after_s
-    return min(max(asked_s, 0.0), PATIENCE_MAX_S)
+    asked_s = _asked_s(event)
+    return PATIENCE_DEFAULT_S if asked_s is None else min(asked_s, PATIENCE_MAX_S)
+
+
+def _asked_s(event: AttemptEnded) -> float | None:
+    """The engine's Retry-After, where it makes sense."""
+    asked_s = event.retry_after_s
+    return asked_s if asked_s is not None and math.isfinite(asked_s) and asked_s >= 0.0 else None
 
 
 def explain(event: AttemptEnded, backend_id: str) -> Failure:
     """Say what went wrong in words a client can act on."""
     detail = f": {event.detail}" if event.detail else ""
     match event.outcome:
-        case _O.STATUS:
+        case _O.STATUS if 400 <= event.status <= 599:
             return Failure(
                 status=event.status,
                 code="upstream_status",
                 message=f"backend {backend_id!r} answered {event.status}{detail}",
                 is_upstream_answer=True,
-                retry_after_s=event.retry_after_s,
+                retry_after_s=_asked_s(event),
             )
+        case _O.STATUS:
+            message = f"backend {backend_id!r} answered {event.status}, which is no answer to a model call{detail}"
+            return Failure(status=502, code="upstream_broken", message=message)
         case _O.REFUSED | _O.CONNECT_TIMEOUT:
             message = f"backend {backend_id!r} cannot be reached{detail}"
             return Failure(status=502, code="upstream_unreachable", message=message)

@@ -44,8 +44,6 @@ class Gate:
 
     def leave(self, program_id: ProgramId) -> None:
         """The program is resolved, or gave up waiting."""
-        if self.arm == "delayed":
-            return
         self.waiting.pop(program_id, None)
         self.slot_by_program.pop(program_id, None)
         if not self.slot_by_program and self.n_started_in_batch >= self.size:
@@ -53,18 +51,27 @@ class Gate:
 
     def next(self) -> tuple[ProgramId, int] | None:
         """Take the first waiting program that may start now, and its slot."""
-        if not self.waiting or not self._has_room():
+        if not self.next_may_start:
             return None
         program_id = next(iter(self.waiting))
         del self.waiting[program_id]
         return program_id, self._start(program_id)
 
+    @property
+    def next_may_start(self) -> bool:
+        """Whether somebody waits who need not."""
+        return bool(self.waiting) and self._has_room()
+
     def _has_room(self) -> bool:
+        if self.arm == "delayed":
+            return True
         if self.arm == "batch_sync":
             return self.n_started_in_batch < self.size
         return len(self.slot_by_program) < self.size
 
     def _start(self, program_id: ProgramId) -> int:
+        if self.arm == "delayed":
+            return 0
         slot = 0
         if self.arm == "per_slot":
             taken = set(self.slot_by_program.values())
@@ -82,7 +89,8 @@ class Gate:
         )
 
     def load(self, state: GateState) -> None:
-        """Continue from a dump."""
-        self.slot_by_program = {ProgramId(p): s for p, s in state.slot_by_program.items()}
+        """Continue from a dump; one of another arm or size keeps its order, and slots as far as they still exist."""
+        is_kept = self.arm != "delayed"
+        self.slot_by_program = {ProgramId(p): s for p, s in state.slot_by_program.items() if is_kept and s < self.size}
         self.waiting = {ProgramId(p): None for p in state.waiting}
         self.n_started_in_batch = state.n_started_in_batch

@@ -13,8 +13,11 @@ from loadwise.kernel.work import EndReason, ProgramState, Verdict
 _S = ProgramState
 
 TRANSITIONS: dict[ProgramState, frozenset[ProgramState]] = {
-    _S.ARRIVED: frozenset({_S.ROUTED, _S.REJECTED, _S.CANCELLED, _S.TIMED_OUT, _S.FAILED}),
-    _S.ROUTED: frozenset({_S.HELD, _S.ADMITTED, _S.REJECTED, _S.FAILED, _S.CANCELLED}),
+    _S.ARRIVED: frozenset({_S.ROUTED, _S.REJECTED, _S.CANCELLED, _S.TIMED_OUT}),
+    # A program rests in ROUTED when only turns pinned to other models were ever placed for it.
+    _S.ROUTED: frozenset(
+        {_S.HELD, _S.ADMITTED, _S.REJECTED, _S.FAILED, _S.CANCELLED, _S.TIMED_OUT, _S.ENDED},
+    ),
     _S.HELD: frozenset({_S.ADMITTED, _S.REJECTED, _S.FAILED, _S.CANCELLED, _S.TIMED_OUT, _S.ENDED}),
     _S.ADMITTED: frozenset({_S.RUNNING}),
     _S.RUNNING: frozenset({_S.ARRIVED, _S.HELD, _S.ENDED, _S.REJECTED, _S.FAILED, _S.CANCELLED, _S.TIMED_OUT}),
@@ -30,9 +33,21 @@ TRANSITIONS: dict[ProgramState, frozenset[ProgramState]] = {
 
 TURN_KEY_PREFIX = "\x1fturn:"
 
+TOKENS_MAX = 1_000_000_000
+"""No context is longer; a larger count is taken for this one."""
+
 OPEN_STATES = frozenset({_S.ARRIVED, _S.ROUTED, _S.HELD, _S.ADMITTED, _S.RUNNING})
 FORGOTTEN_STATES = frozenset({_S.REJECTED, _S.FAILED})
 """A program that never got an answer leaves no trace: the client's retry with the same id is a new program."""
+
+
+def clamped_tokens(n_tokens: int) -> int:
+    """A token count brought into [0, TOKENS_MAX]: hosts and engines may say anything.
+
+    >>> clamped_tokens(-5), clamped_tokens(7), clamped_tokens(10**30)
+    (0, 7, 1000000000)
+    """
+    return min(max(n_tokens, 0), TOKENS_MAX)
 
 
 class Program(msgspec.Struct, kw_only=True):
@@ -65,8 +80,8 @@ class Program(msgspec.Struct, kw_only=True):
     n_failed_turns: int = 0
     tried_models: list[ModelId] = []
     """Models that failed before the first answer."""
-    is_timing_out: bool = False
-    """Its budget is used up: it is remembered even without an answer."""
+    asked_decision_id: DecisionId | None = None
+    """Under which the user's selector has been asked, while it has not answered."""
     wait_s: float = 0.0
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -126,10 +141,12 @@ class Turn(msgspec.Struct, kw_only=True):
 
     turn_id: TurnId
     program_id: ProgramId
-    arrived_at_s: float
+    pinned_model: ModelId | None = None
+    """What the client asked for by name."""
     model: ModelId | None = None
-    """The model it runs on; differs from the program's for a turn pinned elsewhere (a *side turn*)."""
+    """What it runs on; None until its program is routed."""
     is_side: bool = False
+    """Whether it runs on another model than its program's, because the client pinned it there."""
     prompt_tokens: int = 0
     is_final: bool = False
     priority: int = 0
@@ -139,11 +156,13 @@ class Turn(msgspec.Struct, kw_only=True):
     has_own_reservation: bool = False
     """Covered under `key` instead of the program's reservation."""
     is_held: bool = False
+    """Whether it stands in its model's order."""
+    waits_since_s: float | None = None
+    """Since when it waits, for its program to be routed or for a place; None while it runs."""
+    has_waited: bool = False
     wait_s: float = 0.0
     tried: list[BackendId] = []
     """Backends on which it failed."""
-    last_status: int = 0
-    last_failure: str = ""
 
     @property
     def key(self) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from loadwise.kernel import commands as c
 from loadwise.kernel.ids import DecisionId, ModelId
+from loadwise.kernel.pool import Signal
 from loadwise.kernel.streams import Streams
 from loadwise.policy.base import Candidate, Choice, Context, Vector
 
@@ -95,13 +96,23 @@ class Routing:
             learner_version=self._credit.version,
             context_version=self._config.context.version,
             context=tuple(x.tolist()),
-            candidates=self._views(candidates, choice),
+            candidates=self._views(candidates, choice, at_s),
             chosen=chosen,
             reason=reason,
             slot=slot,
         )
 
-    def _views(self, candidates: Sequence[Candidate], choice: Choice) -> tuple[c.CandidateView, ...]:
+    def _signals(self, model_id: ModelId, at_s: float) -> dict[str, Signal]:
+        """What is known of a model's backends, as `backend/name`; what is too old is unknown (law L10)."""
+        max_age_s = self._config.signal_max_age_s
+        return {
+            f"{b}/{name}": signal
+            for b in self._backends.all_of(model_id)
+            for name, signal in self._backends.by_id[b].signals.items()
+            if signal.fresh(at_s, max_age_s) is not None
+        }
+
+    def _views(self, candidates: Sequence[Candidate], choice: Choice, at_s: float) -> tuple[c.CandidateView, ...]:
         views = []
         for i, candidate in enumerate(candidates):
             views.append(
@@ -114,11 +125,7 @@ class Routing:
                     n_running=candidate.n_running,
                     n_held=candidate.n_held,
                     headroom_ratio=candidate.headroom_ratio,
-                    signals={
-                        f"{b}/{name}": signal
-                        for b in self._backends.all_of(ModelId(candidate.name))
-                        for name, signal in self._backends.by_id[b].signals.items()
-                    },
+                    signals=self._signals(ModelId(candidate.name), at_s),
                 )
             )
         return tuple(views)

@@ -1,55 +1,38 @@
 """The router's whole state as plain values: what a snapshot holds, so that recovery need not replay from the start."""
 
-from typing import TYPE_CHECKING
+from contextlib import suppress
 
 import msgspec
 
+from loadwise.kernel.errors import SchemaMismatch
 from loadwise.kernel.fact import Fact
-from loadwise.kernel.ids import BackendId, DecisionId, ModelId, ProgramId, TurnId
+from loadwise.kernel.ids import DecisionId, ModelId, ProgramId, TurnId
 from loadwise.kernel.pool import ModelSpec
 from loadwise.ledger.demand import Demand
 from loadwise.ledger.ledger import Account
 
 from .backends import BackendState
+from .counts import Counts
 from .credit import CreditState
+from .desk import Desk
 from .gate import GateState
+from .pool import PoolChanges
 from .program import Program, Turn
-
-if TYPE_CHECKING:
-    from .machine import Router
-
-
-class Counts(msgspec.Struct, kw_only=True):
-    """What has happened since the journal began."""
-
-    arrived: int = 0
-    completed: int = 0
-    failed: int = 0
-    rejected: int = 0
-    evicted: int = 0
-    cancelled: int = 0
-    held: int = 0
-    """Turns that had to wait at least once."""
-    forgotten: int = 0
-    """Programs that never got an answer."""
-    censored: int = 0
-    stale: int = 0
-    """Events about something that was already over."""
-    verdicts_stale: int = 0
-    verdicts_late: int = 0
-    verdicts_abstained: int = 0
 
 
 class RouterState(Fact, frozen=True, kw_only=True):
-    """A dump of `Router`."""
+    """A dump of the router."""
 
     now_s: float
     timer_at_s: float | None
+    configured_pool: str
+    """Digest of the models and backends of the configuration under which it was dumped."""
     models: dict[str, ModelSpec]
     backends: list[BackendState]
     accounts: dict[str, Account]
     demands: dict[str, Demand]
     orders: dict[str, list[int]]
+    replica_policy: bytes
     credit: CreditState
     gate: GateState
     agenda: list[tuple[str, float]]
@@ -67,72 +50,80 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(RouterState).decode
 
 
-def dump_router(router: "Router") -> bytes:
+def dump_router(desk: Desk) -> bytes:
     """Encode the state; dicts keep their order, which carries meaning."""
-    table, admission = router.table, router.admission
+    table, admission = desk.table, desk.admission
     return _encode(
         RouterState(
-            now_s=router.now_s,
-            timer_at_s=router.timer_at_s,
-            models={str(name): model for name, model in router.backends.model_by_id.items()},
-            backends=list(router.backends.by_id.values()),
+            now_s=desk.now_s,
+            timer_at_s=desk.timer_at_s,
+            configured_pool=desk.configured_pool,
+            models={str(name): model for name, model in desk.backends.model_by_id.items()},
+            backends=list(desk.backends.by_id.values()),
             accounts=admission.ledger.account_by_backend,
             demands={str(name): demand for name, demand in admission.demand_by_model.items()},
             orders={str(name): list(order) for name, order in admission.order_by_model.items()},
-            credit=router.credit.dump(),
-            gate=router.gate.dump(),
-            agenda=router.agenda.dump(),
+            replica_policy=admission.replica_policy.dump(),
+            credit=desk.credit.dump(),
+            gate=desk.gate.dump(),
+            agenda=desk.agenda.dump(),
             programs=list(table.by_id.values()),
             idle=list(table.idle),
             verifying=list(table.verifying),
             closed=list(table.closed.items()),
-            turns=list(router.turns.values()),
-            asked={int(key): str(value) for key, value in router.asked.items()},
-            counts=router.counts,
-            n_decisions=router.routing.n_decisions,
+            turns=list(desk.turns.values()),
+            asked={int(key): str(value) for key, value in desk.asked.items()},
+            counts=desk.counts,
+            n_decisions=desk.routing.n_decisions,
         )
     )
 
 
-def load_router(router: "Router", dumped: bytes) -> None:
-    """Continue from a dump. Models and backends of the dump that the configuration lacks are kept."""
+def load_router(desk: Desk, pool: PoolChanges, dumped: bytes) -> None:
+    """Continue from a dump, exactly, under the same configuration and seed.
+
+    Where the pool file has changed since, its differences are applied to the dumped state as if an operator had made
+    them: backends that left the file are removed, new ones join, and what events had added meanwhile stays. The host
+    says `HostRestarted` next, so nobody misses the commands of that.
+    """
     state = _decode(dumped)
-    _load_pool(router, state)
-    router.now_s, router.timer_at_s = state.now_s, state.timer_at_s
-    router.credit.load(state.credit)
-    router.gate.load(state.gate)
-    router.agenda.load(state.agenda)
-    router.turns = {turn.turn_id: turn for turn in state.turns}
-    table = router.table
+    models = dict(desk.backends.model_by_id)
+    specs = [known.spec for known in desk.backends.by_id.values()]
+    desk.backends.replace({ModelId(name): model for name, model in state.models.items()}, state.backends)
+    _load_admission(desk, state)
+    _load_tables(desk, state)
+    if state.configured_pool != desk.configured_pool:
+        for model_id, model in models.items():
+            pool.add_model(model_id, model)
+        pool.follow_file(specs)
+
+
+def _load_admission(desk: Desk, state: RouterState) -> None:
+    admission = desk.admission
+    admission.ledger.account_by_backend = state.accounts
+    admission.demand_by_model = {ModelId(name): demand for name, demand in state.demands.items()}
+    with suppress(SchemaMismatch):  # another replica policy is configured now: it begins anew
+        admission.replica_policy.load(state.replica_policy)
+    admission.order_by_model.clear()
+    admission.n_held = 0
+    for name, order in state.orders.items():
+        admission.add_model(ModelId(name))
+        for turn_id in order:
+            admission.order_by_model[ModelId(name)].push(TurnId(turn_id))
+            admission.n_held += 1
+
+
+def _load_tables(desk: Desk, state: RouterState) -> None:
+    desk.now_s, desk.timer_at_s = state.now_s, state.timer_at_s
+    desk.credit.load(state.credit)
+    desk.gate.load(state.gate)
+    desk.agenda.load(state.agenda)
+    desk.turns = {turn.turn_id: turn for turn in state.turns}
+    table = desk.table
     table.by_id = {program.program_id: program for program in state.programs}
     table.idle = {ProgramId(p): None for p in state.idle}
     table.verifying = {ProgramId(p): None for p in state.verifying}
     table.closed = {ProgramId(p): at_s for p, at_s in state.closed}
-    router.asked = {DecisionId(key): ProgramId(value) for key, value in state.asked.items()}
-    router.counts = state.counts
-    router.routing.n_decisions = state.n_decisions
-
-
-def _load_pool(router: "Router", state: RouterState) -> None:
-    admission = router.admission
-    for name, model in state.models.items():
-        if ModelId(name) not in router.backends.model_by_id:
-            router.backends.add_model(ModelId(name), model)
-        admission.add_model(ModelId(name))
-    for backend in state.backends:
-        backend_id = BackendId(backend.spec.name)
-        if backend_id not in router.backends.by_id:
-            router.backends.add(backend.spec)
-        known = router.backends.by_id[backend_id]
-        known.health, known.n_running = backend.health, backend.n_running
-        known.n_failures, known.quiet_until_s = backend.n_failures, backend.quiet_until_s
-        known.signals = backend.signals
-    admission.ledger.account_by_backend = state.accounts
-    for state_of in router.backends.by_id.values():
-        admission.add_backend(state_of.spec)
-    admission.demand_by_model.update({ModelId(name): demand for name, demand in state.demands.items()})
-    admission.n_held = 0
-    for name, order in state.orders.items():
-        for turn_id in order:
-            admission.order_by_model[ModelId(name)].push(TurnId(turn_id))
-            admission.n_held += 1
+    desk.asked = {DecisionId(key): ProgramId(value) for key, value in state.asked.items()}
+    desk.counts = state.counts
+    desk.routing.n_decisions = state.n_decisions

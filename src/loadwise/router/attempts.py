@@ -1,0 +1,149 @@
+"""An attempt ends: the turn is complete, is tried elsewhere, or has failed.
+
+Retries and fallbacks happen only before the first byte reached the client. Where a turn may go next, in this order:
+another replica of its model; the same replica once more, if it only broke off; another model, if the program never had
+an answer (then credit goes to the model that runs).
+"""
+
+from loadwise.kernel import events as e
+from loadwise.kernel.ids import BackendId
+from loadwise.kernel.pool import price_usd
+from loadwise.kernel.work import AttemptOutcome, EndReason, ProgramState, TurnOutcome, Usage
+
+from .binding import Binding
+from .desk import Desk
+from .dispatching import Dispatching
+from .ending import Ending
+from .failure import UNREACHABLE, UNRESPONSIVE, explain, may_retry, patience_s
+from .lifecycle import Lifecycle
+from .program import Program, Turn, clamped_tokens
+
+
+class Attempts:
+    """What follows from an attempt's outcome."""
+
+    def __init__(
+        self, desk: Desk, ending: Ending, dispatching: Dispatching, binding: Binding, lifecycle: Lifecycle
+    ) -> None:
+        self._desk = desk
+        self._ending = ending
+        self._dispatching = dispatching
+        self._binding = binding
+        self._lifecycle = lifecycle
+
+    def attempt_ended(self, event: e.AttemptEnded) -> None:
+        """One attempt on one backend is over."""
+        desk = self._desk
+        turn = desk.turns.get(event.turn_id)
+        if turn is None or turn.backend_id is None or turn.attempt != event.attempt:
+            desk.counts.stale += 1
+            return
+        program = desk.table.by_id[turn.program_id]
+        if event.outcome is AttemptOutcome.COMPLETED:
+            self._complete(turn, program, event)
+        else:
+            self._fail(turn, program, turn.backend_id, event)
+
+    def turn_abandoned(self, event: e.TurnAbandoned) -> None:
+        """The client left."""
+        turn = self._desk.turns.get(event.turn_id)
+        if turn is None:
+            self._desk.counts.stale += 1
+        else:
+            self._ending.cancel_turn(turn, None)
+
+    def _complete(self, turn: Turn, program: Program, event: e.AttemptEnded) -> None:
+        desk = self._desk
+        assert turn.backend_id is not None
+        desk.backends.note_success(turn.backend_id)
+        self._ending.lift(turn, program)
+        context_tokens = self._count_tokens(program, turn, event.usage)
+        program.n_turns += 1
+        if not turn.is_side:
+            program.context_tokens = context_tokens
+            program.peak_tokens = max(program.peak_tokens, context_tokens)
+            desk.admission.follow(program)
+        self._ending.close_turn(turn, program)
+        desk.counts.completed += 1
+        if turn.is_final:
+            self._lifecycle.end(program, EndReason.FINAL)
+
+    def _fail(self, turn: Turn, program: Program, backend_id: BackendId, event: e.AttemptEnded) -> None:
+        self._ending.lift(turn, program)
+        self._blame(backend_id, event)
+        if event.outcome is AttemptOutcome.CANCELLED:
+            self._count_tokens(program, turn, event.usage)
+            self._ending.end_turn(turn, TurnOutcome.CANCELLED, None)
+        elif not self._retry(turn, program, backend_id, event):
+            self._count_tokens(program, turn, event.usage)
+            self._ending.end_turn(turn, TurnOutcome.FAILED, explain(event, backend_id))
+
+    def _count_tokens(self, program: Program, turn: Turn, usage: Usage) -> int:
+        """Add what the engine counted to the program. Returns the length of the context, in tokens."""
+        prompt_tokens = clamped_tokens(usage.prompt_tokens if usage.is_exact else turn.prompt_tokens)
+        completion_tokens = clamped_tokens(usage.completion_tokens)
+        cached_tokens = min(clamped_tokens(usage.cached_tokens), prompt_tokens)
+        program.prompt_tokens += prompt_tokens
+        program.completion_tokens += completion_tokens
+        program.cached_tokens += cached_tokens
+        assert turn.model is not None
+        price = self._desk.backends.price(turn.model)
+        program.cost_usd += price_usd(price, prompt_tokens, completion_tokens, cached_tokens)
+        return prompt_tokens + completion_tokens
+
+    def _blame(self, backend_id: BackendId, event: e.AttemptEnded) -> None:
+        """Take a backend down that did not answer; leave one alone that asked for it."""
+        desk = self._desk
+        if event.outcome in UNREACHABLE or (event.outcome in UNRESPONSIVE and event.first_byte_at_s is None):
+            is_unreachable = event.outcome in UNREACHABLE
+            again_at_s = desk.backends.note_failure(backend_id, desk.now_s, is_unreachable=is_unreachable)
+            if again_at_s is not None:
+                desk.agenda.schedule(f"retry:{backend_id}", again_at_s)
+        elif event.outcome is AttemptOutcome.STATUS:
+            desk.backends.note_success(backend_id)
+            asked_s = patience_s(event)
+            if asked_s is not None:
+                quiet_until_s = desk.backends.keep_quiet(backend_id, desk.now_s + asked_s)
+                desk.agenda.schedule(f"quiet:{backend_id}", quiet_until_s)
+
+    def _retry(self, turn: Turn, program: Program, backend_id: BackendId, event: e.AttemptEnded) -> bool:
+        """Try again, invisibly to the client. False where there is no way left."""
+        desk = self._desk
+        if not may_retry(event) or turn.attempt >= desk.config.attempts_max:
+            return False
+        n_tried_here = turn.tried.count(backend_id)
+        turn.tried.append(backend_id)
+        if self._dispatching.try_dispatch(turn, program):
+            return True
+        if desk.admission.untried(turn, desk.now_s) and desk.admission.n_held < desk.config.held_max:
+            if program.n_covered == 0 and not turn.is_side:
+                desk.admission.release_program(program)  # others may have its place while it waits for another
+            self._dispatching.hold(turn, program)
+            return True
+        if event.outcome is AttemptOutcome.BROKEN and n_tried_here == 0:
+            turn.tried.remove(backend_id)
+            is_dispatched = self._dispatching.try_dispatch(turn, program)
+            turn.tried.append(backend_id)
+            if is_dispatched:
+                return True
+        return self._fall_back(turn, program)
+
+    def _fall_back(self, turn: Turn, program: Program) -> bool:
+        """Bind a program that has had no answer yet to another model."""
+        desk = self._desk
+        if program.is_pinned or turn.is_side or program.n_turns or len(program.open_turns) > 1:
+            return False
+        assert program.model is not None
+        tried_models = frozenset({*program.tried_models, program.model})
+        models = desk.routing.models(desk.now_s, tried_models)
+        if not models:
+            return False
+        program.tried_models.append(program.model)
+        slot = desk.credit.slot(program.decision_id)
+        desk.credit.undo(program.decision_id)
+        desk.admission.release_program(program)
+        turn.tried.clear()
+        program.backend_id = None
+        program.move(ProgramState.ARRIVED)
+        self._binding.decide(program, models, slot=slot, reason="fallback")
+        return True

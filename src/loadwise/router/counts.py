@@ -1,0 +1,26 @@
+"""What has happened since the journal began, in numbers."""
+
+import msgspec
+
+
+class Counts(msgspec.Struct, kw_only=True):
+    """Totals; every turn that arrived is in exactly one of the outcomes, or open (law L1)."""
+
+    arrived: int = 0
+    completed: int = 0
+    failed: int = 0
+    rejected: int = 0
+    evicted: int = 0
+    cancelled: int = 0
+    held: int = 0
+    """Turns that had to wait at least once."""
+    forgotten: int = 0
+    """Programs that never got an answer."""
+    censored: int = 0
+    stale: int = 0
+    """Events about something that was already over."""
+    malformed: int = 0
+    """Events, or parts of them, that could not be true and changed nothing."""
+    verdicts_stale: int = 0
+    verdicts_late: int = 0
+    verdicts_abstained: int = 0

@@ -1,0 +1,57 @@
+"""What the router's parts share: the tables, the instant of the event at hand, and the commands that answer it.
+
+The parts (`arriving`, `binding`, `dispatching`, `attempts`, `ending`, `lifecycle`, `pool`) hold no state of their own;
+everything that a dump must carry hangs here.
+"""
+
+from collections.abc import Mapping
+
+from loadwise.kernel import commands as c
+from loadwise.kernel.ids import DecisionId, ProgramId, TurnId
+from loadwise.kernel.pool import BackendSpec, ModelSpec
+from loadwise.kernel.streams import Streams
+
+from .admission import Admission
+from .agenda import Agenda
+from .backends import Backends
+from .config import RouterConfig
+from .counts import Counts
+from .credit import Credit
+from .gate import Gate
+from .program import Turn
+from .routing import Routing
+from .table import ProgramTable
+
+
+class Desk:
+    """The router's state, without any rule of when it changes."""
+
+    def __init__(
+        self,
+        models: dict[str, ModelSpec],
+        backends: tuple[BackendSpec, ...],
+        config: RouterConfig,
+        verifier_by_task_type: Mapping[str, str],
+        seed: int,
+    ) -> None:
+        streams = Streams(seed)
+        self.config = config
+        self.verifier_by_task_type = dict(verifier_by_task_type)
+        self.backends = Backends(models, backends)
+        self.configured_pool = self.backends.digest()
+        self.admission = Admission(config, self.backends, streams)
+        self.credit = Credit(config, streams)
+        self.routing = Routing(config, self.backends, self.admission, self.credit, streams)
+        self.gate = Gate(config.feedback)
+        self.agenda = Agenda()
+        self.table = ProgramTable()
+        self.turns: dict[TurnId, Turn] = {}
+        """Open turns."""
+        self.asked: dict[DecisionId, ProgramId] = {}
+        """Programs for which the user's selector has been asked."""
+        self.counts = Counts()
+        self.now_s = float("-inf")
+        self.timer_at_s: float | None = None
+        """What the host was last told to wake us at; None where it has woken us since."""
+        self.out: list[c.Command] = []
+        """The answer to the event at hand."""

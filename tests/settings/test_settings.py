@@ -1,0 +1,330 @@
+"""From a pool file to a stack: strict, explicit, and the same again from a journal's header."""
+
+import math
+
+import msgspec
+import pytest
+import yaml
+
+from loadwise import settings
+from loadwise.kernel.errors import ConfigError
+from loadwise.kernel.events import Event
+from loadwise.kernel.stack import Stack
+from loadwise.router.machine import Router
+from loadwise.settings import config_from_builtins, load_config, open_stack, parse_config, parse_yaml, preset_names
+
+DESIGN_EXAMPLE = """
+models:
+  qwen3.6-27b: {usd_per_million: {input: 0.32, output: 3.20}}
+  qwen3.5-9b:  {usd_per_million: {input: 0.10, output: 0.15}}
+backends:
+  - {name: a, model: qwen3.6-27b, url: "http://10.0.0.1:8000/v1", engine: vllm}
+  - {name: b, model: qwen3.5-9b,  url: "http://10.0.0.2:8000/v1", engine: vllm}
+  - {name: c, model: gpt-5-mini,  url: "https://…/v1", engine: api, key_env: SOME_KEY, requests_per_minute: 500}
+router: {policy: linucb, exploration: 0.6, seconds_per_point: 6}
+task_types:
+  patch:   {examples: [five initial requests], verifier: {kind: command, run: "…"}}
+  support: {examples: […], verifier: {kind: state}}
+"""
+
+
+def pool(**more):
+    """A small pool as a mapping."""
+    return {
+        "models": {"small": {}, "large": {"usd_per_million": {"input": 1.0}}},
+        "backends": [{"name": "a", "model": "small"}, {"name": "b", "model": "large"}],
+        **more,
+    }
+
+
+def refusal(mapping):
+    """What is said against a configuration."""
+    with pytest.raises(ConfigError) as raised:
+        parse_config(mapping, where="pool.yaml")
+    text = str(raised.value)
+    assert text.startswith("pool.yaml"), text
+    assert text.count("pool.yaml") == 1, text
+    return text
+
+
+def test_the_designs_example_is_a_pool_file():
+    """Except that its third backend serves a model which the example leaves out."""
+    said = parse_yaml(DESIGN_EXAMPLE, where="example")
+    assert "'gpt-5-mini', which is not in models: qwen3.6-27b, qwen3.5-9b" in refusal(said)
+    said["models"]["gpt-5-mini"] = {}
+    config = parse_config(said)
+    assert [backend.capacity[1] for backend in config.backends] == [256, 256, 500]
+    assert config.router.policy.options["alpha"] == 0.6
+    assert config.router.context.task_types == ("patch", "support")
+    assert config.task_types["patch"].verifier.kind == "command"
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "valid"),
+    [
+        ({"backend": []}, "backend", "backends"),
+        ({"models": {"m": {"price": 1}}}, "price", "context_tokens, usd_per_million"),
+        ({"models": {"m": {"usd_per_million": {"in": 1}}}}, "in", "cached_input, input, output"),
+        ({"backends": [{"name": "a", "model": "small", "kv": 1}]}, "kv", "kv_tokens"),
+        ({"router": {"polcy": "linucb"}}, "polcy", "policy"),
+        ({"router": {"hold_s": 3}}, "hold_s", "hold_max_s"),
+        ({"router": {"trade": {}}}, "trade", "seconds_per_point"),
+        ({"router": {"reward": {}}}, "reward", "cost_weight"),
+        ({"router": {"feedback": {"arms": "delayed"}}}, "arms", "arm, size"),
+        ({"router": {"selector": {"link": "http://x"}}}, "link", "timeout_s, url"),
+        ({"router": {"context": {"domain": []}}}, "domain", "domains"),
+        ({"task_types": {"patch": {"verify": {}}}}, "verify", "examples, verifier"),
+        ({"task_types": {"patch": {"verifier": {"typ": "x"}}}}, "typ", "kind"),
+    ],
+)
+def test_unknown_key_lists_the_valid_ones(change, key, valid):
+    """At any depth."""
+    said = refusal(pool(**change))
+    assert f"unknown key {key!r}; valid keys: " in said and valid in said.split("valid keys: ")[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"models": {}}, "models is empty"),
+        ({"models": {"auto": {}}}, "'auto'"),
+        ({"models": {"": {}}}, "1 to 128 characters"),
+        ({"models": {"m": {"usd_per_million": {"input": -1}}}}, "input is -1"),
+        ({"models": {"m": {"usd_per_million": {"output": math.nan}}}}, "output is nan"),
+        ({"models": {"m": {"usd_per_million": {"cached_input": math.inf}}}}, "cached_input is inf"),
+        ({"models": {"m": {"usd_per_million": {"input": 1e300}}}}, "<= 1e+09"),
+        ({"models": {"m": None}}, "Expected `object`, got `null`"),
+        ({"models": ["m"]}, "Expected `object`, got `array`"),
+        ({"models": {1: {}}}, "Expected `str`, got `int`"),
+        ({"models": {f"m{n}": {} for n in range(257)}}, "models has 257 entries; 256 is the limit"),
+        ({"backends": [{"name": "a", "model": "small"}] * 2}, "two backends are named 'a'"),
+        ({"backends": [{"name": "a", "model": "tiny"}]}, "'tiny', which is not in models: small, large"),
+        ({"backends": [{"name": "a"}]}, "missing required field `model`"),
+        ({"backends": [{"name": "a", "model": "small", "slots": "4"}]}, "Expected `int | null`, got `str`"),
+        ({"backends": [{"name": "a", "model": "small", "slots": 10**30}]}, "<= 1e+12"),
+        ({"backends": [{"name": "a", "model": "small", "slots": 1, "kv_tokens": 5}]}, "one capacity is the limit"),
+        ({"backends": [{"name": "a", "model": "small", "engine": "tgv"}]}, "Invalid enum value 'tgv'"),
+        ({"backends": {"a": {}}}, "Expected `array`, got `object`"),
+        ({"preset": "oracel"}, "preset 'oracel' is unknown; known: "),
+        ({"preset": ["loadwise"]}, "preset ['loadwise'] is unknown"),
+        ({"router": "linucb"}, "router is 'linucb'; it must be a mapping"),
+        ({"router": []}, "router is []; it must be a mapping"),
+        ({"router": {"policy": 5}}, "router.policy is 5"),
+        ({"router": {"policy": {"alpha": 1}}}, "must be a name, or a mapping with a name"),
+        ({"router": {"policy": {"name": "linucb", "options": [1]}}}, "router.policy.options is [1]"),
+        ({"router": {"policy": "linucbb"}}, "unknown policy 'linucbb'; known are "),
+        ({"router": {"policy": {"name": "linucb", "alfa": 1}}}, "no option 'alfa'; it has alpha, "),
+        ({"router": {"policy": {"name": "linucb", "alpha": -1}}}, "alpha is -1"),
+        ({"router": {"policy": {"name": "linucb", "alpha": math.nan}}}, "alpha is nan"),
+        ({"router": {"policy": {"name": "linucb", "alpha": "much"}}}, "Expected `float`, got `str`"),
+        ({"router": {"policy": "mixing"}}, "missing required field `weights`"),
+        ({"router": {"policy": {"name": "mixing", "weights": {"small": -1}}}}, "weights['small'] is -1"),
+        ({"router": {"policy": {"name": "mixing", "weights": {"tiny": 1}}}}, "'tiny', which is not in models"),
+        ({"router": {"policy": {"name": "fixed", "candidate": "tiny"}}}, "'tiny', which is not in models"),
+        ({"router": {"policy": "no.such.module:Class"}}, "cannot be loaded"),
+        ({"router": {"policy": "round_robin", "exploration": 0.6}}, "no option 'alpha'"),
+        ({"router": {"replica_policy": "linucb"}}, "cannot choose without a context"),
+        ({"router": {"replica_policy": "nearest"}}, "router.replica_policy: unknown policy 'nearest'"),
+        ({"router": {"replica_policy": None}}, "router.replica_policy is null"),
+        ({"router": {"feedback": "delaid"}}, "Invalid enum value 'delaid'"),
+        ({"router": {"feedback": {"arm": "batch_sync", "size": 0}}}, "router.feedback.size is 0"),
+        ({"router": {"selector": {"url": "x"}}}, "must start with http:// or https://"),
+        ({"router": {"context": [1]}}, "router.context is [1]; it must be a mapping"),
+        ({"router": {"context": {"n_components": 1000}}}, "n_components is 1000"),
+        ({"router": {"beta": 2}}, "router.beta is 2"),
+        ({"router": {"seconds_per_point": 0}}, "router.seconds_per_point is 0"),
+        ({"router": {"cost_weight": 2}}, "cost_weight is 2"),
+        ({"router": {"hold_max_s": "60"}}, "Expected `float`, got `str`"),
+        ({"router": {"held_max": 10**30}}, "router.held_max is 1000000000000000000000000000000"),
+        ({"router": {3: 4}}, "unknown key 3"),
+        ({"task_types": []}, "Expected `object`, got `array`"),
+        ({"task_types": {"": {}}}, "each must be non-empty"),
+        (
+            {"task_types": {"patch": {"verifier": {"kind": "magic"}}}},
+            "kind 'magic' is unknown; known: external",
+        ),
+        ({"task_types": {"patch": {"verifier": {"timeout_s": math.nan}}}}, "verifier timeout_s is nan"),
+    ],
+)
+def test_wrong_configuration_says_what_and_where(change, said):
+    """Never a traceback of another kind, never a silent default."""
+    assert said in refusal(pool(**change))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "holds NoneType; it must be a mapping"),
+        ("- a\n- b\n", "holds list; it must be a mapping"),
+        ("models: {\n", "not valid YAML"),
+        ("models: 2024-13-45\n", "not valid YAML"),
+        ("a: 1\nb: 2\na: 3\n", "the key 'a' is written twice"),
+        ("models: {m: {context_tokens: 1, context_tokens: 2}}\n", "the key 'context_tokens' is written twice"),
+        ("{[1]: 2}\n", "not valid YAML"),
+        ("a: !!python/object/apply:os.getcwd []\n", "not valid YAML"),
+        ("models: &m {x: *m}\nbackends: []\n", "pool.yaml"),
+        ("models: {m: {}}\ngateway: &g {x: *g}\n", "pool.yaml"),
+        ("[" * 5000, "not valid YAML"),
+    ],
+)
+def test_file_that_is_no_pool_file(tmp_path, text, said):
+    """Each is a ConfigError that names the file."""
+    path = tmp_path / "pool.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as raised:
+        load_config(path)
+    assert said in str(raised.value) and "pool.yaml" in str(raised.value)
+
+
+def test_file_that_cannot_be_read(tmp_path):
+    """Missing, a directory, not UTF-8."""
+    (tmp_path / "latin.yaml").write_bytes(b"models: {\xe4: {}}\n")
+    for name in ("none.yaml", ".", "latin.yaml"):
+        with pytest.raises(ConfigError, match="cannot be read"):
+            load_config(tmp_path / name)
+
+
+def test_anchors_and_merges_work():
+    """A merged key may be overruled without being written twice."""
+    said = parse_yaml("a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\n", where="text")
+    assert said["b"] == {"x": 1, "y": 3}
+
+
+# --- presets and explicit values ---
+
+
+@pytest.mark.parametrize("preset", preset_names())
+def test_every_preset_loads_opens_and_says_what_it_is(preset):
+    """One data file each; the description is for `loadwise presets`."""
+    config = parse_config(pool(preset=preset))
+    stack = open_stack(config, seed=1)
+    assert isinstance(stack, Stack)
+    stack.check()
+    assert len(settings.read_preset(preset)["description"]) > 20 and config.preset == preset
+
+
+def test_presets_of_the_papers_and_ours():
+    """What the issue promises of them."""
+    assert {"oracle", "inframind", "deals", "loadwise", "random", "round_robin", "least_loaded", "power_of_two"} <= set(
+        preset_names()
+    )
+    oracle, ours = (parse_config(pool(preset=name)).router for name in ("oracle", "loadwise"))
+    assert oracle.policy.options["exploration_floor"] == 0.0 and oracle.budget_credit == "fail"
+    assert ours.policy.options["exploration_floor"] == 0.02 and ours.budget_credit == "censor"
+    assert oracle.trade.wait_weight == ours.trade.wait_weight == 0.5
+    assert parse_config(pool()).preset == "loadwise"
+
+
+def test_seconds_per_point_prices_all_three_papers():
+    """6 s: beta .5 at w0 = 600 s; V = 80 with 4 slots of 30 s; lambda0 = budget / 600."""
+    trade = parse_config(pool(router={"seconds_per_point": 6})).router.trade
+    assert trade.wait_weight == 0.5
+    assert trade.backpressure_weight(slots=4, service_s=30.0) == 80.0
+    assert trade.start_multiplier(budget_s=120.0) == pytest.approx(0.2)
+    other = parse_config(pool(router={"seconds_per_point": 12})).router.trade
+    assert other.wait_weight == pytest.approx(1 / 3)
+    assert other.backpressure_weight(slots=4, service_s=30.0) == pytest.approx(160.0)
+
+
+def test_explicit_prices_win():
+    """Over what seconds_per_point says."""
+    said = {"seconds_per_point": 12, "beta": 0.9, "backpressure": 7, "multiplier": 0.3}
+    trade = parse_config(pool(router=said)).router.trade
+    assert trade.wait_weight == 0.9
+    assert trade.backpressure_weight(slots=4, service_s=30.0) == 7
+    assert trade.start_multiplier(budget_s=120.0) == 0.3
+
+
+def test_beta_of_zero_prices_no_wait():
+    """Then nothing in a queue is worth any success."""
+    assert parse_config(pool(router={"beta": 0})).router.trade.backpressure_weight(slots=1, service_s=1.0) == math.inf
+
+
+@pytest.mark.parametrize("preset", ["oracle", "deals", "inframind"])
+def test_users_seconds_per_point_wins_over_a_presets_price(preset):
+    """What the preset wrote down for 6 s is derived anew for the user's value."""
+    trade = parse_config(pool(preset=preset, router={"seconds_per_point": 12})).router.trade
+    assert (trade.beta, trade.backpressure, trade.multiplier) == (None, None, None)
+    kept = parse_config(pool(preset="oracle", router={"seconds_per_point": 12, "beta": 0.25})).router.trade
+    assert kept.wait_weight == 0.25
+
+
+@pytest.mark.parametrize(
+    ("router", "options"),
+    [
+        ({"policy": "linucb"}, {"alpha": 0.6, "exploration_floor": 0.02}),
+        ({"exploration": 0.3}, {"alpha": 0.3, "exploration_floor": 0.02}),
+        ({"policy": {"name": "linucb", "alpha": 0.3}}, {"alpha": 0.3, "exploration_floor": 0.02}),
+        ({"policy": {"name": "linucb", "options": {"alpha": 0.3}}}, {"alpha": 0.3, "exploration_floor": 0.02}),
+        ({"policy": "linucb", "exploration_floor": 0}, {"alpha": 0.6, "exploration_floor": 0}),
+        ({"policy": "lints", "exploration_floor": 0.1}, {"exploration_floor": 0.1}),
+    ],
+)
+def test_policy_options_of_user_and_preset(router, options):
+    """The preset's options stay where the user keeps its policy, and the user's win, however they are written."""
+    assert parse_config(pool(router=router)).router.policy.options == options
+
+
+def test_feedback_may_be_a_word():
+    """`feedback: sequential` is short for its arm."""
+    assert parse_config(pool(router={"feedback": "sequential"})).router.feedback.arm == "sequential"
+    assert parse_config(pool(router={"feedback": {"arm": "per_slot", "size": 3}})).router.feedback.size == 3
+
+
+def test_users_mapping_is_left_as_it_was():
+    """Parsing has no side effects."""
+    said = pool(router={"seconds_per_point": 6, "policy": {"name": "linucb", "alpha": 1.0}, "context": {"domains": []}})
+    before = msgspec.json.encode(said)
+    parse_config(said)
+    assert msgspec.json.encode(said) == before
+
+
+# --- the same again ---
+
+
+def configs():
+    """A configuration per preset, and one that says everything."""
+    for preset in preset_names():
+        yield parse_config(pool(preset=preset))
+    said = parse_yaml(DESIGN_EXAMPLE, where="example")
+    said["models"]["gpt-5-mini"] = {"context_tokens": 1000}
+    said["gateway"] = {"port": 8080, "nested": {"a": [1, 2.5, None, True]}}
+    said["router"] |= {
+        "selector": {"url": "http://x"},
+        "feedback": {"arm": "per_slot", "size": 4},
+        "budget_s": 900,
+        "cost_weight": 0.5,
+        "cost_scale_usd": 2,
+        "replica_policy": "round_robin",
+        "context": {"domains": ["retail"]},
+    }
+    yield parse_config(said)
+
+
+@pytest.mark.parametrize("config", list(configs()), ids=lambda config: config.preset)
+def test_config_comes_back_from_a_journals_header(config):
+    """Exactly, with the presets already applied, also through JSON text."""
+    plain = msgspec.to_builtins(config)
+    assert config_from_builtins(plain) == config
+    again = config_from_builtins(msgspec.json.decode(msgspec.json.encode(plain)))
+    assert again == config and again.digest() == config.digest()
+
+
+def test_digest_changes_with_what_is_said_and_not_with_its_order():
+    """Sixteen digits; the same under any hash seed, since nothing in it iterates a set."""
+    one = parse_config(pool(router={"exploration": 0.5, "hold_max_s": 10}))
+    same = parse_config(dict(reversed(pool(router={"hold_max_s": 10, "exploration": 0.5}).items())))
+    other = parse_config(pool(router={"exploration": 0.5, "hold_max_s": 11}))
+    assert one.digest() == same.digest() != other.digest()
+    assert len(one.digest()) == 16 and int(one.digest(), 16) >= 0
+    assert parse_config(yaml.safe_load(yaml.safe_dump(pool()))).digest() == parse_config(pool()).digest()
+
+
+def test_open_stack_takes_a_config_a_mapping_or_a_path(tmp_path):
+    """The same stack whichever way."""
+    path = tmp_path / "pool.yaml"
+    path.write_text(yaml.safe_dump(pool(), sort_keys=False))
+    dumps = {open_stack(source, seed=3).dump() for source in (parse_config(pool()), pool(), path, str(path))}
+    assert len(dumps) == 1
+    router = open_stack(pool()).machine_by_name["router"]
+    assert isinstance(router, Router) and set(router.heard_events) == set(Event.__args__)
