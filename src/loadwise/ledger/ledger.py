@@ -121,11 +121,13 @@ class Ledger:
         free = self.headroom(backend_id, at_s=at_s) - (account.capacity - self.limit(backend_id))
         return free / max(self.limit(backend_id), 1)
 
-    def frees_at_s(self, backend_id: str) -> float | None:
-        """When time alone will free something here: the oldest request leaves the rate window."""
+    def frees_at_s(self, backend_id: str, *, at_s: float) -> float | None:
+        """When time alone will free something here, always after `at_s`: the oldest request leaves the rate window."""
         account = self.account_by_backend[backend_id]
-        if account.unit is CapacityUnit.REQUESTS_PER_MINUTE and account.granted_at_s:
-            return account.granted_at_s[0] + RATE_WINDOW_S
+        if account.unit is CapacityUnit.REQUESTS_PER_MINUTE:
+            self._forget_spent(account, at_s)
+            if account.granted_at_s:
+                return account.granted_at_s[0] + RATE_WINDOW_S
         return None
 
     def check(self) -> None:

@@ -327,7 +327,7 @@ class Router:
         if not turn.is_side and (program.state is _S.ROUTED or (program.state is _S.RUNNING and not program.n_covered)):
             program.move(_S.HELD)
         for backend_id in self.backends.usable(turn.model, self.now_s) if turn.model else ():
-            frees_at_s = self.admission.ledger.frees_at_s(backend_id)
+            frees_at_s = self.admission.ledger.frees_at_s(backend_id, at_s=self.now_s)
             if frees_at_s is not None:
                 self.agenda.schedule(f"window:{backend_id}", frees_at_s)
 
@@ -796,7 +796,7 @@ class Router:
         self._drain_model_of(BackendId(key))
         state = self.backends.by_id.get(BackendId(key))
         if state is not None and self.admission.head(ModelId(state.spec.model)) is not None:
-            frees_at_s = self.admission.ledger.frees_at_s(key)
+            frees_at_s = self.admission.ledger.frees_at_s(key, at_s=self.now_s)
             if frees_at_s is not None:
                 self.agenda.schedule(f"window:{key}", frees_at_s)
 
