@@ -46,6 +46,7 @@ arrivals = st.one_of(
 capacities = st.one_of(
     st.builds(lambda n: {"slots": n}, st.integers(1, 6)),
     st.builds(lambda n: {"kv_tokens": n}, st.integers(3000, 40_000)),
+    st.builds(lambda n: {"requests_per_minute": n}, st.integers(5, 600)),
     st.just({}),
 )
 policies = st.sampled_from(["linucb", "random", "round_robin", "least_loaded", "power_of_two", "lints"])
@@ -106,3 +107,22 @@ def test_the_stack_keeps_the_laws_in_any_world(scenario: Scenario, seed: int) ->
     programs = msgspec.json.decode(reports[0])["programs"]
     assert programs.pop("open") == 0
     assert sum(programs.values()) == N_PROGRAMS
+
+
+def test_a_rate_limited_backend_that_is_down_does_not_spin_the_timer() -> None:
+    """Turns are held for a backend whose rate window empties while it is down: time goes on, and the run ends."""
+    document: dict[str, Any] = {
+        "scenario": 1,
+        "name": "rate-window",
+        "n_programs": 20,
+        "max_events": 5000,
+        "pool": {
+            "models": {"m": {}},
+            "backends": [{"name": "a", "model": "m", "requests_per_minute": 5}],
+            "router": {"policy": "random"},
+        },
+        "workload": {"arrivals": {"kind": "poisson", "programs_per_s": 5.0}, "ends": "final"},
+        "failures": [{"at_s": 30.0, "backend": "a", "kind": "crash", "for_s": 60.0}],
+    }
+    report = simulate(msgspec.convert(document, Scenario), 1)
+    assert report.programs["open"] == 0
