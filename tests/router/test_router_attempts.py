@@ -9,6 +9,7 @@ from loadwise.kernel import commands as c
 from loadwise.kernel import events as e
 from loadwise.kernel.pool import BackendHealth
 from loadwise.kernel.work import AttemptOutcome, TurnOutcome, Usage
+from loadwise.router.config import FeedbackConfig
 from loadwise.router.failure import RETRYABLE_STATUSES
 
 UP, DOWN, DRAINING = BackendHealth.UP, BackendHealth.DOWN, BackendHealth.DRAINING
@@ -123,6 +124,29 @@ def test_head_without_another_way_takes_the_backend_it_had_tried():
     h.arrive("other")
     h.end_attempt(1, "idle_timeout")  # waits for b
     find(h.set_health("b", DOWN), c.Dispatch, turn_id=1, attempt=2, backend_id="a")
+
+
+@pytest.mark.parametrize(("outcome", "status"), [("refused", 0), ("status", 429)])
+def test_head_takes_the_backend_it_had_tried_when_the_other_falls_silent(outcome, status):
+    """Nothing came free: the one it waited for went away."""
+    h = host(backend("a", slots=2), backend("b", slots=1), attempts_max=2)
+    h.serve("other")
+    h.arrive("other")
+    find(h.end_attempt(2, "idle_timeout"), c.Dispatch, backend_id="b")
+    h.arrive("p")
+    assert kinds(h.end_attempt(3, "idle_timeout")) == []
+    find(h.end_attempt(2, outcome, status=status), c.Dispatch, turn_id=3, backend_id="a")
+
+
+def test_fallback_stays_with_its_slots_learner():
+    """The slot decided, the slot learns."""
+    feedback = FeedbackConfig(arm="per_slot", size=2)
+    h = host(backend("a"), backend("b", "large"), feedback=feedback)
+    h.arrive("p")
+    h.arrive("q")
+    first = h.running[2].model
+    fallen = find(h.end_attempt(2, "status", status=500), c.RecordDecision, reason="fallback")
+    assert fallen.slot == 1 and fallen.chosen != first
 
 
 def test_program_without_an_answer_falls_back_to_another_model():

@@ -10,6 +10,7 @@ from loadwise.kernel import events as e
 from loadwise.kernel.errors import ConfigError
 from loadwise.kernel.pool import BackendHealth, ModelSpec, Price
 from loadwise.kernel.work import TurnOutcome
+from loadwise.policy.registry import PolicySpec
 from loadwise.router.backends import SIGNALS_MAX, Backends
 from loadwise.router.config import FeedbackConfig, SelectorConfig
 from loadwise.router.pool import MODELS_MAX
@@ -252,12 +253,22 @@ def test_dump_wins_over_the_same_pool_file():
 
 def test_loaded_stack_does_not_look_at_held_turns_before_something_is_due():
     """A rate window that has passed unheard is found at the same moment, in the same order, by both."""
-    h = host(backend("a", requests_per_minute=1))
+    h = host(backend("a", requests_per_minute=1), park_s=2.0)
     h.serve("p")
     h.arrive("p")
-    other = continued(h, backend("a", requests_per_minute=1))
+    other = continued(h, backend("a", requests_per_minute=1), park_s=2.0)
     h.now_s = other.now_s = 4000.0
     assert encoded(other.wake()) == encoded(h.wake())
+
+
+def test_loaded_replica_policy_goes_on_where_it_was():
+    """Whose turn it is belongs to the state; another policy begins anew."""
+    pool = (backend("a"), backend("b"))
+    h = host(*pool, replica_policy=PolicySpec(name="round_robin"))
+    h.arrive("p")
+    same = continued(h, *pool, replica_policy=PolicySpec(name="round_robin"))
+    assert find(same.arrive("q"), c.Dispatch).backend_id == "b"
+    find(continued(h, *pool, replica_policy=PolicySpec(name="random")).arrive("q"), c.Dispatch)
 
 
 def test_changed_pool_file_is_applied_to_a_loaded_state():

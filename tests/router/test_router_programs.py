@@ -46,11 +46,12 @@ def test_external_verifier_is_not_asked():
 def test_verdict_teaches_once_and_closes():
     """Success, cost and reward are written down; the same again changes nothing (law L11)."""
     h = host(reward=RewardSpec(cost_weight=0.5, scale_usd=1e-4))
-    h.serve("p")
+    h.serve("p", components=(0.5,) * 16)
     h.finish("p")
     credit = find(h.judge("p", "pass", 0.5), c.RecordCredit, program_id="p", model="small", success=0.5)
     assert credit.reward == pytest.approx(0.5 * 0.5 - 0.5 * credit.cost_usd / 1e-4)
     assert state_of(h) is ProgramState.CLOSED and h.router.credit.n_landed == 1
+    assert not h.router.table.by_id["p"].components, "10,000 closed programs need no embedding"
     assert h.judge("p", "fail") == []
     assert h.router.counts.verdicts_stale == 1 and h.router.credit.n_landed == 1
 

@@ -10,6 +10,7 @@ from loadwise.kernel import events as e
 from loadwise.kernel.pool import BackendHealth
 from loadwise.kernel.work import AttemptOutcome, ProgramState, TurnOutcome, Usage
 from loadwise.policy.context import ContextSpec
+from loadwise.policy.registry import PolicySpec
 from loadwise.router.config import FeedbackConfig
 
 
@@ -285,6 +286,34 @@ def test_requests_per_minute_come_free_by_time_alone():
     assert kinds(held) == ["RecordDecision"] and h.timer_at_s == 60.0
     assert kinds(h.after(39.0).wake()) == []
     find(h.after(1.0).wake(), c.Dispatch, program_id="r", wait_s=40.0)
+
+
+def test_each_request_that_leaves_the_window_starts_one_more():
+    """The timer is set anew for whoever is still held."""
+    h = host(backend("a", requests_per_minute=1), hold_max_s=300.0)
+    for name in "pqr":
+        h.arrive(name)
+    assert h.timer_at_s == 60.0
+    find(h.after(60.0).wake(), c.Dispatch, program_id="q")
+    find(h.after(60.0).wake(), c.Dispatch, program_id="r")
+
+
+def test_estimate_that_falls_starts_who_fits_now():
+    """A parked program ends small; nothing is released, but the head is believed to need less."""
+    h = host(backend("a", kv_tokens=1000), expected_tokens=450)
+    h.serve("parked", is_implicit=True)
+    h.arrive("running")
+    h.arrive("held")
+    find(h.finish("parked"), c.Dispatch, program_id="held")
+
+
+def test_replicas_in_turn():
+    """A replica policy hears of its choices; later turns of a program are none."""
+    h = host(backend("a"), backend("b"), replica_policy=PolicySpec(name="round_robin"))
+    homes = [find(h.arrive(name), c.Dispatch).backend_id for name in "pqrs"]
+    assert homes == ["a", "b", "a", "b"]
+    h.end_attempt(1)
+    assert find(h.arrive("p"), c.Dispatch).backend_id == "a"
 
 
 def test_replicas_are_chosen_by_load_and_a_program_stays_where_it_began():
