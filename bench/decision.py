@@ -23,17 +23,17 @@ import msgspec
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as `loadwise serve` does, before numpy is loaded
 
-import numpy as np  # noqa: E402
+import numpy as np
 
-from bench import result  # noqa: E402
-from loadwise.journal.entry import make_header  # noqa: E402
-from loadwise.journal.store import JournalWriter  # noqa: E402
-from loadwise.kernel.commands import Command, RecordDecision  # noqa: E402
-from loadwise.kernel.events import AttemptEnded, Event, ProgramEnded, TurnArrived, VerdictArrived  # noqa: E402
-from loadwise.kernel.ids import ProgramId, TurnId  # noqa: E402
-from loadwise.kernel.stack import Stack  # noqa: E402
-from loadwise.kernel.work import AttemptOutcome, Usage, Verdict, VerdictKind  # noqa: E402
-from loadwise.settings import Config, open_stack, parse_config  # noqa: E402
+from bench import result
+from loadwise.journal.entry import make_header
+from loadwise.journal.store import JournalWriter
+from loadwise.kernel.commands import Command, RecordDecision
+from loadwise.kernel.events import AttemptEnded, Event, ProgramEnded, TurnArrived, VerdictArrived
+from loadwise.kernel.ids import ProgramId, TurnId
+from loadwise.kernel.stack import Stack
+from loadwise.kernel.work import AttemptOutcome, Usage, Verdict, VerdictKind
+from loadwise.settings import Config, open_stack, parse_config
 
 N_FEATURES = 40
 COMPONENTS = 16

@@ -7,8 +7,8 @@ import os
 # A learner's matrices are small: BLAS threads would only contend with the loop. Must be said before numpy is loaded.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from .output import add_json_flag, put_json, say  # noqa: E402
-from .pool import add_pool_arguments, read_pool  # noqa: E402
+from .output import add_json_flag, put_json, say
+from .pool import add_pool_arguments, read_pool
 
 DESCRIPTION = "Run the gateway for a pool file until interrupted."
 
