@@ -50,10 +50,12 @@ class EventStream:
         if cut == len(data):
             self._held = b""
             self.is_torn = False
-        elif cut == 0 and len(data) > EVENT_MAX_BYTES:
-            self._held = b""
-            self.is_torn = True
         else:
+            if cut == 0 and (self.is_torn or len(data) > EVENT_MAX_BYTES):
+                cut = _last_line_end(data)
+                self.is_torn = True
+            elif cut:
+                self.is_torn = False
             self._held = data[cut:]
             data = data[:cut]
         if not data:
@@ -61,8 +63,9 @@ class EventStream:
         self.n_bytes += len(data)
         if b'"usage"' in data and _USAGE_OBJECT.search(data):
             data = self._take_usage(data)
-        if b"[DONE]" in data and _DONE.search(data):
+        if b"[DONE]" in data and (found := _DONE.search(data)):
             self.is_done = True
+            data = data[: _first_event_end(data, found.start() + 1)]
         return data
 
     def finish(self) -> bytes:
@@ -112,6 +115,20 @@ def _last_event_end(data: bytes) -> int:
     return max(plain + 2 if plain >= 0 else 0, carriage + 4 if carriage >= 0 else 0)
 
 
+def _last_line_end(data: bytes) -> int:
+    """Where the last line ends, its end not counted, for that may be half of a blank line; all where there is none."""
+    at = data.rfind(b"\n")
+    end = len(data) if at < 0 else at - data.endswith(b"\r", 0, at)
+    return end if end or len(data) <= 2 else len(data)
+
+
+def _first_event_end(data: bytes, start: int) -> int:
+    """Where the event that holds `start` ends, with its blank line."""
+    plain, carriage = data.find(b"\n\n", start), data.find(b"\r\n\r\n", start)
+    ends = [at for at in (plain + 2 if plain >= 0 else 0, carriage + 4 if carriage >= 0 else 0) if at]
+    return min(ends, default=len(data))
+
+
 def _events_with_usage(data: bytes) -> Iterator[tuple[int, int]]:
     """Where events that mention a usage object begin and end, each with its blank line."""
     end = 0
@@ -119,8 +136,5 @@ def _events_with_usage(data: bytes) -> Iterator[tuple[int, int]]:
         if match.start() < end:
             continue
         start = _last_event_end(data[end : match.start()]) + end
-        plain = data.find(b"\n\n", match.end())
-        carriage = data.find(b"\r\n\r\n", match.end())
-        ends = [at for at in (plain + 2 if plain >= 0 else 0, carriage + 4 if carriage >= 0 else 0) if at]
-        end = min(ends, default=len(data))
+        end = _first_event_end(data, match.end())
         yield start, end

@@ -7,8 +7,8 @@ behind, so the stack is never entered twice. A decision is handed to the kernel'
 everything else is written at the end of the loop's turn. A verdict is acknowledged when it is on disk.
 
 What goes wrong here stops the taking of new work, not what runs. Where the journal cannot be written, a decision that
-it does not hold is not carried out. Where the stack raises (a bug of ours), its state is not to be trusted: nothing more
-is written, and a restart recovers what the journal holds.
+it does not hold is not carried out. Where the stack raises (a bug of ours), its state is not to be trusted: nothing
+more is written, and a restart recovers what the journal holds.
 """
 
 import asyncio

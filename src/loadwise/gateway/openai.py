@@ -177,7 +177,7 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-_lenient = json.JSONDecoder(parse_constant=_refuse_constant)
+_lenient = json.JSONDecoder(parse_constant=_refuse_constant, parse_int=str, parse_float=str)
 _SPACE = re.compile(r"[ \t\n\r]*")
 
 
@@ -228,9 +228,13 @@ def read_leniently(raw: msgspec.Raw | bytes | None) -> Any:
     except UNREADABLE:
         pass
     try:
-        return json.loads(bytes(raw))
+        return json.loads(bytes(raw), parse_int=_integer)
     except (ValueError, RecursionError):
         return None
+
+
+def _integer(digits: str) -> int | str:
+    return int(digits) if len(digits) < 1000 else digits  # Python refuses to convert very long ones
 
 
 _decode_options = msgspec.json.Decoder(dict[str, msgspec.Raw] | None).decode

@@ -48,7 +48,7 @@ class Programs:
         limit = _limit(query.get("limit", "100"))
         state = query.get("state")
         if state is not None and state not in _STATES:
-            raise CallerError(f"state {state!r} is unknown; known: {', '.join(ProgramState)}", param="state")
+            raise CallerError(f"state {_shown(state)} is unknown; known: {', '.join(ProgramState)}", param="state")
         records: list[ProgramRecord] = []
         for program in reversed(self._host.router.table.by_id.values()):
             if len(records) >= limit:
@@ -157,9 +157,9 @@ def _query(query: bytes) -> dict[str, str]:
 
 
 def _limit(text: str) -> int:
-    limit = int(text) if text.isascii() and text.isdigit() else 0
+    limit = int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else 0
     if not 1 <= limit <= LIST_MAX:
-        raise CallerError(f"limit is {text!r}; it must be 1 to {LIST_MAX}", param="limit")
+        raise CallerError(f"limit is {_shown(text)}; it must be 1 to {LIST_MAX}", param="limit")
     return limit
 
 
