@@ -1,4 +1,4 @@
-"""Scripted engines for the gateway's tests: raw sockets, so that every fault of an engine can be played byte by byte."""
+"""Scripted engines for the gateway's tests: raw sockets, so that every fault can be played byte by byte."""
 
 from __future__ import annotations
 
@@ -197,6 +197,10 @@ async def _finish(call: Call, then: str, *, is_raw: bool = False) -> None:
         await call.gone.wait()
 
 
+RUNNING: list[Engine] = []
+"""Engines that listen; a test's loop stops those that are left."""
+
+
 class Engine:
     """An engine on loopback. Each call takes the next behaviour of the script, else the usual one."""
 
@@ -221,6 +225,7 @@ class Engine:
         """Listen, on the same port as before if there was one."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, limit=1 << 26)
         self.port = self._server.sockets[0].getsockname()[1]
+        RUNNING.append(self)
         return self
 
     async def stop(self) -> None:
@@ -228,6 +233,7 @@ class Engine:
         if self._server is not None:
             self._server.close()
             self._server = None
+            RUNNING.remove(self)
         for writer in tuple(self._writers):
             writer.transport.abort()
         for task in tuple(self._tasks):

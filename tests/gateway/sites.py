@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import openai
 import uvloop
-from engines import Engine
+from engines import RUNNING, Engine
 
 from loadwise.gateway.config import GatewayConfig
 from loadwise.gateway.serve import Gateway, start
@@ -31,7 +31,11 @@ def on_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
         async def bounded() -> None:
             asyncio.get_running_loop().set_exception_handler(lambda loop, context: heard.append(context))
-            await asyncio.wait_for(test(**fixtures), LIMIT_S)
+            try:
+                await asyncio.wait_for(test(**fixtures), LIMIT_S)
+            finally:
+                for engine in tuple(RUNNING):
+                    await engine.stop()
 
         uvloop.run(bounded())
         assert not heard
@@ -201,7 +205,6 @@ async def site(
     config: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
     embedder: Any = None,
-    is_started: bool = True,
     **options: Any,
 ) -> AsyncIterator[Site]:
     """Start engines and a gateway over them; at the end the laws must hold."""
@@ -209,10 +212,9 @@ async def site(
     settings = {"port": 0, "probe_interval_s": 0.05, "grace_s": 5.0, "embedder": "none", **gateway_options}
     settings["journal"] = None if journal is None else str(journal)
     said: list[str] = []
-    if is_started:
-        for engine in engines:
-            if engine.port == 0:
-                await engine.start()
+    for engine in engines:
+        if engine.port == 0:
+            await engine.start()
     parsed = parse_config(config if config is not None else pool(*engines, **options))
     gateway = await start(
         parsed, GatewayConfig(**settings), embedder=embedder, environment=environment or {}, say=said.append
@@ -223,6 +225,3 @@ async def site(
         running.check()
     finally:
         await gateway.close()
-        if is_started:
-            for engine in engines:
-                await engine.stop()

@@ -39,7 +39,7 @@ class Routes:
     ) -> None:
         self._turns = turns
         self._programs = programs
-        self._keys = tuple(f"Bearer {key}".encode() for key in keys)
+        self._keys = tuple(key.encode() for key in keys)
         self._state = state
         self._get: dict[bytes, Callable[[Exchange], None]] = {
             b"/v1/models": self._models,
@@ -70,8 +70,9 @@ class Routes:
     def _require_key(self, exchange: Exchange) -> None:
         if not self._keys or exchange.path in self._open_paths:
             return
-        said = exchange.headers.get(b"authorization", b"")
-        if sum(hmac.compare_digest(said, key) for key in self._keys) == 0:  # as long for a right key as for a wrong one
+        scheme, _, said = exchange.headers.get(b"authorization", b"").partition(b" ")
+        n_equal = sum(hmac.compare_digest(said.strip(), key) for key in self._keys)  # as long for a wrong key
+        if n_equal == 0 or scheme.lower() != b"bearer":
             raise Unauthorised("no valid API key was given (Authorization: Bearer ...)")
 
     def _route(self, exchange: Exchange) -> None:

@@ -81,6 +81,8 @@ async def start(
     async with contextlib.AsyncExitStack() as closers:
         server, route = _make_server(gateway)
         ticker = server.ticker
+        ticker.start()  # before anything is asked: deadlines are told on its clock
+        closers.callback(ticker.stop)
         links = {BackendId(spec.name): BackendLink(spec, gateway, ticker, environment) for spec in config.backends}
         keys = _keys(gateway, environment)
         selector = None if config.router.selector is None else Selector(config.router.selector, ticker)
