@@ -6,6 +6,8 @@ signal's age says when it was last known to be true.
 
 import asyncio
 import math
+import re
+from collections.abc import Callable
 
 from loadwise.kernel import events as e
 from loadwise.kernel.ids import BackendId
@@ -36,6 +38,7 @@ SIGNAL_BY_METRIC: dict[str, str] = {
     "llamacpp:requests_processing": "n_running",
     "llamacpp:requests_deferred": "n_waiting",
 }
+_LINE = re.compile(rf"^(?:{'|'.join(map(re.escape, SIGNAL_BY_METRIC))})[ {{].*$", re.MULTILINE)
 _LARGEST = frozenset({"kv_usage_ratio"})
 """Signals of which the largest of several engines counts; of the others the sum."""
 
@@ -47,11 +50,8 @@ def read_signals(text: str) -> dict[str, float]:
     {'n_running': 2.0, 'kv_usage_ratio': 9.75e-06}
     """
     values: dict[str, float] = {}
-    for line in text.splitlines():
-        name = line.partition("{")[0].partition(" ")[0]
-        signal = SIGNAL_BY_METRIC.get(name)
-        if signal is None:
-            continue
+    for line in _LINE.findall(text):  # an engine's page may have thousands of others
+        signal = SIGNAL_BY_METRIC[line.partition("{")[0].partition(" ")[0]]
         try:
             value = float(line.rpartition("}")[2].split()[0] if "{" in line else line.split()[1])
         except (ValueError, IndexError):
@@ -69,8 +69,11 @@ def read_signals(text: str) -> dict[str, float]:
 class Probe:
     """Polls one backend for as long as the gateway runs."""
 
-    def __init__(self, host: Host, link: BackendLink, interval_s: float) -> None:
+    def __init__(
+        self, host: Host, link: BackendLink, interval_s: float, *, say: Callable[[str], None] = lambda text: None
+    ) -> None:
         self._host = host
+        self._say = say
         self._link = link
         self.backend_id = BackendId(link.spec.name)
         self._interval_s = interval_s
@@ -83,8 +86,16 @@ class Probe:
     async def run(self) -> None:
         """Poll until cancelled."""
         while True:
-            await self._poll()
             await asyncio.sleep(self._interval_s)
+            await self.poll()
+
+    async def poll(self) -> None:
+        """Look once; whatever happens, the next look comes."""
+        try:
+            await self._poll()
+        except Exception as problem:
+            context = {"message": f"the probe of backend {self.backend_id!r} raised", "exception": problem}
+            asyncio.get_running_loop().call_exception_handler(context)
 
     async def _poll(self) -> None:
         path, from_root = ("/models", False) if self._link.spec.engine == "api" else ("/metrics", True)
@@ -95,15 +106,20 @@ class Probe:
         except UpstreamError as error:
             self._tell_health(False, str(error))
             return
-        self._tell_health(answer.status < 500, f"{path} answered {answer.status}")
+        # 501 is how llama.cpp says that its metrics are off: it is alive.
+        self._tell_health(answer.status < 500 or answer.status == 501, f"{path} answered {answer.status}")
         if answer.status == 200 and from_root:
             self._tell_signals(read_signals(answer.body.decode("utf-8", "replace")))
 
     def _tell_health(self, is_reachable: bool, detail: str) -> None:
         self.detail = "" if is_reachable else detail
+        if is_reachable is False and self.is_reachable is not False:
+            self._say(f"backend {self.backend_id!r} cannot be used: {detail}; trying every {self._interval_s:g} s")
+        elif is_reachable and self.is_reachable is False:
+            self._say(f"backend {self.backend_id!r} can be used")
+        self.is_reachable = is_reachable
         state = self._host.router.backends.by_id.get(self.backend_id)
         health = BackendHealth.UP if is_reachable else BackendHealth.DOWN
-        self.is_reachable = is_reachable
         if state is not None and state.health is not BackendHealth.DRAINING and state.health is not health:
             now_s = self._host.now_s()
             self._host.post(

@@ -1,10 +1,11 @@
 """Programs over HTTP: list, show, finish, verdict."""
 
 import json
-import math
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qsl
+
+import msgspec
 
 from loadwise.kernel import events as e
 from loadwise.kernel.commands import ProgramRecord
@@ -21,6 +22,7 @@ from .identity import program_id_in_path
 LIST_MAX = 1000
 ARTEFACTS_MAX = 64
 LABEL_MAX_CHARS = 256
+SHOWN_MAX_CHARS = 100
 _STATES = frozenset(state.value for state in ProgramState)
 _VERDICTS = frozenset(kind.value for kind in VerdictKind)
 
@@ -46,7 +48,7 @@ class Programs:
         limit = _limit(query.get("limit", "100"))
         state = query.get("state")
         if state is not None and state not in _STATES:
-            raise CallerError(f"state {state!r} is unknown; known: {', '.join(ProgramState)}", param="state")
+            raise CallerError(f"state {_shown(state)} is unknown; known: {', '.join(ProgramState)}", param="state")
         records: list[ProgramRecord] = []
         for program in reversed(self._host.router.table.by_id.values()):
             if len(records) >= limit:
@@ -87,7 +89,10 @@ class Programs:
 
         def answer() -> None:
             found = self._find(program_id)
-            respond_json(exchange, _finished(record if found is None else found))
+            if found is None:  # it had no answer yet, so nothing of it is kept
+                state, reason = ProgramState.CANCELLED, EndReason.FINISH
+                found = msgspec.structs.replace(record, state=state, end_reason=reason)
+            respond_json(exchange, _finished(found))
 
         self._host.post(ended, answer)
 
@@ -121,7 +126,7 @@ class Programs:
 
         def on_durable(error: JournalError | None) -> None:
             if error is not None:
-                respond_error(exchange, Overloaded(f"the verdict is not durable: {error.message}", code=error.code))
+                respond_error(exchange, _not_durable(error))
             elif found is None:
                 respond_error(exchange, UnknownProgram(f"program {program_id!r} is unknown", param="program"))
             else:
@@ -130,7 +135,13 @@ class Programs:
         try:
             self._when_durable(on_durable)
         except Error as error:
-            respond_error(exchange, error if isinstance(error, Overloaded) else Overloaded(error.message))
+            respond_error(exchange, _not_durable(error))
+
+
+def _not_durable(error: Error) -> Overloaded:
+    if isinstance(error, Overloaded):
+        return error
+    return Overloaded(f"the verdict is not durable: {error.message}", retry_after_s=30.0, code=error.code)
 
 
 def _finished(record: ProgramRecord) -> dict[str, Any]:
@@ -146,9 +157,9 @@ def _query(query: bytes) -> dict[str, str]:
 
 
 def _limit(text: str) -> int:
-    limit = int(text) if text.isascii() and text.isdigit() else 0
+    limit = int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else 0
     if not 1 <= limit <= LIST_MAX:
-        raise CallerError(f"limit is {text!r}; it must be 1 to {LIST_MAX}", param="limit")
+        raise CallerError(f"limit is {_shown(text)}; it must be 1 to {LIST_MAX}", param="limit")
     return limit
 
 
@@ -167,7 +178,7 @@ def _artefacts(body: bytes) -> dict[str, str]:
     said = _object(body).get("artefacts") if body.strip() else None
     if said is None:
         return {}
-    if not isinstance(said, dict) or not all(isinstance(v, str) for v in said.values()):
+    if not isinstance(said, dict) or not all(isinstance(v, str) and _is_text(k + v) for k, v in said.items()):
         raise CallerError("artefacts must be an object of strings", code="invalid_type", param="artefacts")
     if len(said) > ARTEFACTS_MAX:
         raise CallerError(f"{len(said)} artefacts; {ARTEFACTS_MAX} is the limit", param="artefacts")
@@ -184,12 +195,12 @@ def read_verdict(body: bytes) -> Verdict:
     said = _object(body)
     kind = said.get("verdict")
     if not isinstance(kind, str) or kind not in _VERDICTS:
-        raise Unprocessable(f"verdict is {kind!r}; it must be one of {', '.join(VerdictKind)}", param="verdict")
+        raise Unprocessable(f"verdict is {_shown(kind)}; it must be one of {', '.join(VerdictKind)}", param="verdict")
     score = said.get("score")
     if score is not None and (isinstance(score, bool) or not isinstance(score, int | float)):
-        raise Unprocessable(f"score is {score!r}; it must be a number in [0, 1]", param="score")
-    if score is not None and not (math.isfinite(score) and 0 <= score <= 1):
-        raise Unprocessable(f"score is {score!r}; it must be in [0, 1]", param="score")
+        raise Unprocessable(f"score is {_shown(score)}; it must be a number in [0, 1]", param="score")
+    if score is not None and not 0 <= score <= 1:  # nor is NaN
+        raise Unprocessable(f"score is {_shown(score)}; it must be in [0, 1]", param="score")
     return Verdict(
         verdict=VerdictKind(kind),
         score=None if score is None else float(score),
@@ -205,4 +216,20 @@ def _verdict_label(said: dict[str, Any], name: str) -> str:
         return ""
     if not isinstance(value, str) or len(value) > LABEL_MAX_CHARS:
         raise Unprocessable(f"{name} must be a string of at most {LABEL_MAX_CHARS} characters", param=name)
+    if not _is_text(value):
+        raise Unprocessable(f"{name} holds half a surrogate pair, which is no text", param=name)
     return value
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _shown(value: object) -> str:
+    """What a client sent, short enough for a message and free of what cannot be encoded."""
+    text = repr(value)
+    return text if len(text) <= SHOWN_MAX_CHARS else text[:SHOWN_MAX_CHARS] + "…"

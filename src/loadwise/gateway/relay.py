@@ -5,6 +5,7 @@ dispatch (again), cancel, or end with an error. A whole answer reaches the clien
 an engine that breaks in the middle of one can still be replaced; a stream reaches the client event by event.
 """
 
+import math
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,12 +19,13 @@ from loadwise.wire.exchange import Exchange
 from loadwise.wire.heads import EVENT_STREAM, JSON_TYPE
 
 from .answers import error_body, retry_after
+from .events import EventStream
 from .identity import Conversation
-from .openai import BYTES_PER_TOKEN, EventStream, ModelRequest, read_usage
+from .openai import BYTES_PER_TOKEN, UNREADABLE, ModelRequest
 from .replies import StreamedReplies, whole_replies
+from .usage import read_usage
 
 if TYPE_CHECKING:
-    from .backend import BackendLink
     from .turns import Turns
 
 _OUTCOME_BY_KIND = {
@@ -41,7 +43,10 @@ EVENT_BYTES = 200
 
 
 class Relay:
-    """One turn between client and engines; also the sink of its attempts."""
+    """One turn between client and engines; also the sink of its attempts.
+
+    `turn_id` is 0 until the turn has arrived at the stack.
+    """
 
     __slots__ = (
         "_answer",
@@ -52,7 +57,7 @@ class Relay:
         "_exchange",
         "_first_byte_at_s",
         "_head",
-        "_link",
+        "_is_over",
         "_n_answer_bytes",
         "_number",
         "_path",
@@ -88,8 +93,9 @@ class Relay:
         self.received_at_s = received_at_s
         self._attempt: Attempt | None = None
         self._number = 0
-        self._link: BackendLink | None = None
         self._head = b""
+        self._is_over = False
+        """The client has its answer; what the engine still says is nobody's."""
         self._first_byte_at_s: float | None = None
         self._clear()
         exchange.on_disconnect = self._on_client_left
@@ -104,6 +110,11 @@ class Relay:
         self._events: EventStream | None = None
         self._replies: StreamedReplies | None = None
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the client still waits for an answer."""
+        return self._exchange.is_open
+
     # --- what the router says -------------------------------------------------------------------------------------
 
     def dispatch(self, command: c.Dispatch) -> None:
@@ -111,7 +122,6 @@ class Relay:
         self._clear()
         self._number = command.attempt
         link = self._turns.link(command.backend_id)
-        self._link = link
         self._head = b"x-loadwise-program: %b\r\nx-loadwise-model: %b\r\nx-loadwise-backend: %b\r\n" % (
             self._turns.header_text(command.program_id),
             link.model_header,
@@ -132,7 +142,7 @@ class Relay:
         """Tell the client that there is no answer, unless it has heard already."""
         self.cancel()
         exchange = self._exchange
-        self._turns.settle(self, [])
+        self._turns.settle(self, None)
         if not exchange.is_open:
             return
         if exchange.is_started:
@@ -153,9 +163,10 @@ class Relay:
 
     def _pass_error_on(self, command: c.EndTurn) -> None:
         """The engine's own error, as it is where it has OpenAI's shape, in that shape where it has not."""
-        body = b"".join(self._answer)
-        if not _is_openai_error(body):
-            text = body[:2000].decode("utf-8", "replace")
+        said = b"".join(self._answer)
+        body = _openai_error(said)
+        if body is None:
+            text = said[:2000].decode("utf-8", "replace")
             body = error_body(command.status, text or command.message, code=command.code)
         headers = JSON_TYPE + self._head
         if command.retry_after_s is not None:
@@ -176,7 +187,7 @@ class Relay:
     def on_body(self, data: bytes) -> None:
         """A piece of the engine's answer."""
         if self._events is not None:
-            self._relay_events(data)
+            self._relay_events(self._events, data)
             return
         self._n_answer_bytes += len(data)
         limit = self._turns.answer_max_bytes if self._answer_status < 400 else ERROR_ANSWER_MAX_BYTES
@@ -186,13 +197,20 @@ class Relay:
             self.cancel()
             self._fail(AttemptOutcome.BROKEN, f"the answer is longer than {limit} bytes, which is the limit")
 
-    def _relay_events(self, data: bytes) -> None:
-        assert self._events is not None
+    def _relay_events(self, events: EventStream, data: bytes) -> None:
+        if self._is_over:
+            self.cancel()  # an engine that goes on after the end of its answer
+            return
         if self._replies is not None:
             self._replies.feed(data)
-        data = self._events.feed(data)
-        if not data:
-            return
+        data = events.feed(data)
+        if data:
+            self._pass_on(data)
+        if events.is_done:
+            # Not only when the engine ends its answer: clients hang up as soon as they have read [DONE].
+            self._end_stream(events)
+
+    def _pass_on(self, data: bytes) -> None:
         exchange = self._exchange
         if not exchange.is_started:
             self._first_byte_at_s = self._turns.host.now_s()
@@ -201,31 +219,42 @@ class Relay:
 
     def on_end(self) -> None:
         """The engine's answer is complete."""
-        self._attempt = None
+        attempt, self._attempt = self._attempt, None
+        if self._is_over or attempt is None:
+            return
         if self._answer_status >= 400:
             self._fail(AttemptOutcome.STATUS, "")
         elif self._events is not None:
-            self._end_stream(self._events)
+            self._end_unfinished_stream(self._events)
         else:
             self._end_whole()
 
     def _end_stream(self, events: EventStream) -> None:
-        if not events.is_done:
-            what = "the stream ended without [DONE]"
-            if self._exchange.is_started:
-                self._break_stream(what, "upstream_broken")
-            self._fail(AttemptOutcome.BROKEN, what)
-            return
+        if not self._exchange.is_open:
+            return  # dropped for reading too slowly, a moment ago: the turn is abandoned
+        self._is_over = True
+        if self._attempt is not None:
+            self._attempt.resume_reading()  # nobody else would
         self._exchange.end()
         usage = events.usage or self._estimate(events.n_bytes // EVENT_BYTES)
         replies = [] if self._replies is None else self._replies.replies()
         self._complete(usage, replies)
 
+    def _end_unfinished_stream(self, events: EventStream) -> None:
+        last = events.finish()
+        if last:
+            self._pass_on(last)
+            self._end_stream(events)
+            return
+        what = "the stream ended without [DONE]"
+        self._break_stream(what, "upstream_broken")
+        self._fail(AttemptOutcome.BROKEN, what)
+
     def _end_whole(self) -> None:
         body = self._answer[0] if len(self._answer) == 1 else b"".join(self._answer)
         try:
             usage = read_usage(body)
-        except msgspec.DecodeError as error:
+        except ValueError as error:
             self._fail(AttemptOutcome.BROKEN, f"the answer is not JSON: {error}")
             return
         headers = self._answer_headers
@@ -239,8 +268,9 @@ class Relay:
     def on_error(self, kind: str, detail: str) -> None:
         """The engine's answer will not be complete."""
         self._attempt = None
-        if self._exchange.is_started and self._exchange.is_open:
-            self._break_stream(f"the engine broke off its answer ({kind}: {detail})", "upstream_broken")
+        if self._is_over:
+            return
+        self._break_stream(f"the engine broke off its answer ({kind}: {detail})", "upstream_broken")
         self._fail(_OUTCOME_BY_KIND.get(kind, AttemptOutcome.BROKEN), detail)
 
     def _passed_headers(self) -> bytes:
@@ -255,9 +285,11 @@ class Relay:
     def _break_stream(self, message: str, code: str) -> None:
         """End a stream that has begun: in band, well formed, without [DONE]."""
         exchange = self._exchange
-        if exchange.is_open:
-            exchange.write(b"data: %b\n\n" % error_body(502, message, code=code))
-            exchange.end()
+        if exchange.is_started:
+            start = b"\n\n" if self._events is not None and self._events.is_torn else b""
+            exchange.write(b"%bdata: %b\n\n" % (start, error_body(502, message, code=code)))
+            if exchange.is_open:  # else it was dropped for reading too slowly
+                exchange.end()
 
     def _estimate(self, completion_tokens: int) -> Usage:
         prompt_tokens = self._request.prompt_tokens
@@ -302,9 +334,10 @@ class Relay:
 
     def _on_client_left(self) -> None:
         turns = self._turns
-        turns.settle(self, [])
-        turns.host.post(e.TurnAbandoned(at_s=turns.host.now_s(), turn_id=self.turn_id))
-        turns.host.relay_by_turn.pop(self.turn_id, None)
+        turns.settle(self, None)
+        if self.turn_id:
+            turns.host.post(e.TurnAbandoned(at_s=turns.host.now_s(), turn_id=self.turn_id))
+            turns.host.relay_by_turn.pop(self.turn_id, None)
         self.cancel()
 
     def _on_client_slow(self) -> None:
@@ -316,22 +349,31 @@ class Relay:
             self._attempt.resume_reading()
 
 
-class _Error(msgspec.Struct):
-    error: dict[str, msgspec.Raw]
+_decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_encode = msgspec.json.Encoder().encode
+_NULL = msgspec.Raw(b"null")
 
 
-_decode_error = msgspec.json.Decoder(_Error).decode
-
-
-def _is_openai_error(body: bytes) -> bool:
+def _openai_error(body: bytes) -> bytes | None:
+    """The engine's error with every field that clients look for, or None where it has another shape."""
     try:
-        return "message" in _decode_error(body).error
-    except msgspec.DecodeError:
-        return False
+        fields = _decode_object(body)
+        error = _decode_object(fields["error"])
+        msgspec.json.decode(error["message"], type=str)
+    except (*UNREADABLE, KeyError):
+        return None
+    missing = {name: _NULL for name in ("param", "code", "type") if name not in error}
+    return _encode({**fields, "error": {**error, **missing}}) if missing else body
+
+
+RETRY_AFTER_MAX_S = 86400.0
 
 
 def _retry_after_s(headers: dict[bytes, bytes]) -> float | None:
+    """Seconds that an engine asks for; dates and nonsense are passed over."""
+    value = headers.get(b"retry-after", b"")
     try:
-        return max(0.0, float(headers[b"retry-after"]))
-    except (KeyError, ValueError):
+        seconds = float(value)
+    except ValueError:
         return None
+    return min(max(0.0, seconds), RETRY_AFTER_MAX_S) if math.isfinite(seconds) else None

@@ -19,7 +19,7 @@ from loadwise.journal.recover import resume
 from loadwise.journal.store import JournalWriter
 from loadwise.kernel import events as e
 from loadwise.kernel.errors import ConfigError, JournalError
-from loadwise.kernel.ids import BackendId, ModelId
+from loadwise.kernel.ids import BackendId
 from loadwise.kernel.stack import Stack
 from loadwise.settings import Config, convert, open_stack
 from loadwise.wire.server import Limits, Server
@@ -36,6 +36,8 @@ from .selector import Selector
 from .turns import Embedder, Turns
 
 Say = Callable[[str], None]
+FIRST_LOOK_S = 1.0
+"""How long a start waits for the backends' first answers; later ones are heard later."""
 
 
 def gateway_config(config: Config) -> GatewayConfig:
@@ -79,10 +81,12 @@ async def start(
     async with contextlib.AsyncExitStack() as closers:
         server, route = _make_server(gateway)
         ticker = server.ticker
+        ticker.start()  # before anything is asked: deadlines are told on its clock
+        closers.callback(ticker.stop)
         links = {BackendId(spec.name): BackendLink(spec, gateway, ticker, environment) for spec in config.backends}
         keys = _keys(gateway, environment)
-        stack, started_at_s, writer, archive, is_new = _open_journal(config, gateway, closers, say)
         selector = None if config.router.selector is None else Selector(config.router.selector, ticker)
+        stack, started_at_s, writer, archive, is_new = _open_journal(config, gateway, closers, say)
         host = Host(
             stack,
             writer,
@@ -97,9 +101,9 @@ async def start(
         for link in links.values():
             closers.push_async_callback(link.upstream.close)
         if not is_new:
-            host.post(e.HostRestarted(at_s=host.now_s()))
+            _take_over(host, links)
         turns = Turns(host, links, archive, Meter(), embedder=embedder, answer_max_bytes=gateway.answer_max_bytes)
-        probes = _start_probes(host, links, gateway, closers)
+        probes = await _start_probes(host, links, gateway, closers, say)
         programs = Programs(host, archive, _when_durable(host, writer, closers))
         route.routes = Routes(turns, programs, keys=keys, state=lambda: _state(host, probes))
         try:
@@ -178,11 +182,31 @@ def _when_durable(
     return when_durable
 
 
-def _start_probes(
-    host: Host, links: dict[BackendId, BackendLink], gateway: GatewayConfig, closers: contextlib.AsyncExitStack
+def _take_over(host: Host, links: dict[BackendId, BackendLink]) -> None:
+    """Go on from what the journal remembers, in the pool as it is now."""
+    host.post(e.HostRestarted(at_s=host.now_s()))
+    for backend_id in list(host.router.backends.by_id):
+        if backend_id not in links:
+            host.post(e.BackendRemoved(at_s=host.now_s(), backend_id=backend_id))
+
+
+async def _start_probes(
+    host: Host,
+    links: dict[BackendId, BackendLink],
+    gateway: GatewayConfig,
+    closers: contextlib.AsyncExitStack,
+    say: Say,
 ) -> list[Probe]:
-    probes = [Probe(host, link, gateway.probe_interval_s) for link in links.values()]
-    tasks = [asyncio.get_running_loop().create_task(probe.run()) for probe in probes]
+    """Look at every backend once, for a moment at most, so that what is down is known before the first request."""
+    probes = [Probe(host, link, gateway.probe_interval_s, say=say) for link in links.values()]
+
+    async def watch(probe: Probe, first: asyncio.Task[None]) -> None:
+        await first
+        await probe.run()
+
+    loop = asyncio.get_running_loop()
+    firsts = [loop.create_task(probe.poll()) for probe in probes]
+    tasks = [loop.create_task(watch(probe, first)) for probe, first in zip(probes, firsts, strict=True)]
 
     async def stop() -> None:
         for task in tasks:
@@ -190,20 +214,30 @@ def _start_probes(
         await asyncio.gather(*tasks, return_exceptions=True)
 
     closers.push_async_callback(stop)
+    if firsts:
+        await asyncio.wait(firsts, timeout=FIRST_LOOK_S)
     return probes
 
 
 def _state(host: Host, probes: list[Probe]) -> tuple[bool, dict[str, object]]:
     """Whether work is taken, and the state of every backend."""
     router, now_s = host.router, host.now_s()
-    usable = [m for m in router.backends.model_by_id if router.backends.usable(ModelId(m), now_s)]
-    details = {str(probe.backend_id): probe.detail for probe in probes}
+    probe_by_id = {probe.backend_id: probe for probe in probes}
+    usable = [
+        model_id
+        for model_id in router.backends.model_by_id
+        if any(b in probe_by_id and probe_by_id[b].is_reachable for b in router.backends.usable(model_id, now_s))
+    ]
     backends = {
-        name: {"model": state.spec.model, "health": state.health, "detail": details.get(name, "")}
+        name: {
+            "model": state.spec.model,
+            "health": state.health,
+            "detail": probe_by_id[name].detail if name in probe_by_id else "",
+        }
         for name, state in router.backends.by_id.items()
     }
     is_ready = bool(usable) and host.failure is None
-    return is_ready, {"ready": is_ready, "models": usable, "journal_failure": host.failure, "backends": backends}
+    return is_ready, {"ready": is_ready, "models": usable, "failure": host.failure, "backends": backends}
 
 
 def run(config: Config, gateway: GatewayConfig, *, embedder: Embedder | None = None) -> int:
@@ -213,11 +247,11 @@ def run(config: Config, gateway: GatewayConfig, *, embedder: Embedder | None = N
         print(text, file=sys.stderr, flush=True)
 
     async def serve() -> None:
-        running = await start(config, gateway, embedder=embedder, say=say)
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
+        running = await start(config, gateway, embedder=embedder, say=say)
         say(f"serving {', '.join(config.models)} on {running.url}/v1")
         await stop.wait()
         say("stopping")
