@@ -17,7 +17,9 @@ BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}
 
 def request(body: Any = BODY, headers: str = "", program_id: str = "p") -> bytes:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: h\r\nX-Session-ID: {program_id}\r\nContent-Length: {len(raw)}\r\n{headers}\r\n"
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nHost: h\r\nX-Session-ID: {program_id}\r\nContent-Length: {len(raw)}\r\n{headers}\r\n"
+    )
     return head.encode() + raw
 
 
@@ -187,10 +189,18 @@ async def test_too_much_is_refused() -> None:
     async with site(Engine(), body_max_bytes=100_000, headers_max_bytes=20_000) as s:
         big = request({"messages": [{"role": "user", "content": "x" * 100_000}]})
         assert parse(await exchange(s.port, big)).status == 413
-        head = request(BODY, "Transfer-Encoding: chunked\r\n").replace(b"Content-Length", b"X-Length").partition(b"\r\n\r\n")[0]
+        head = (
+            request(BODY, "Transfer-Encoding: chunked\r\n")
+            .replace(b"Content-Length", b"X-Length")
+            .partition(b"\r\n\r\n")[0]
+        )
         chunks = b"%x\r\n%b\r\n" % (60_000, b" " * 60_000)
         assert parse(await exchange(s.port, head + b"\r\n\r\n" + chunks * 3)).error["code"] == "request_too_large"
-        for headers in ("X-A: " + "y" * 17_000 + "\r\n", "X-B: " + "y" * 9_000 + "\r\nX-C: " + "y" * 12_000 + "\r\n", "a: b\r\n" * 200):
+        for headers in (
+            "X-A: " + "y" * 17_000 + "\r\n",
+            "X-B: " + "y" * 9_000 + "\r\nX-C: " + "y" * 12_000 + "\r\n",
+            "a: b\r\n" * 200,
+        ):
             answer = parse(await exchange(s.port, request(BODY, headers)))
             assert answer.status == 431 and answer.error["type"] == "invalid_request_error"
         assert parse(await exchange(s.port, b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\nHost: h\r\n\r\n")).status == 414
@@ -279,8 +289,20 @@ async def test_keys_let_in_those_who_have_one() -> None:
     """With keys configured everything but health asks for one; the scheme's case does not matter."""
     config = {"key_env": "KEYS", "environment": {"KEYS": "one, two,"}}
     async with site(Engine(), **config) as s:
-        paths = [("POST", CHAT), ("GET", "/v1/models"), ("GET", "/metrics"), ("POST", "/v1/programs/p/verdict"), ("GET", "/x")]
-        wrong = [{}, *({"Authorization": a} for a in ("Bearer", "Bearer ", "Bearer three", "one", "Basic one", "Bearer one two"))]
+        paths = [
+            ("POST", CHAT),
+            ("GET", "/v1/models"),
+            ("GET", "/metrics"),
+            ("POST", "/v1/programs/p/verdict"),
+            ("GET", "/x"),
+        ]
+        wrong = [
+            {},
+            *(
+                {"Authorization": a}
+                for a in ("Bearer", "Bearer ", "Bearer three", "one", "Basic one", "Bearer one two")
+            ),
+        ]
         for method, path in paths:
             for headers in wrong:
                 answer = await s.ask(method, path, BODY if method == "POST" else None, headers)

@@ -152,11 +152,7 @@ class Host:
             return False
         try:
             journal.append(event, commands)
-<<<<<<< HEAD
-            if any(type(command) is c.RecordDecision for command in commands):
-=======
             if commands and _has_decision(commands):
->>>>>>> gateway
                 journal.flush()
             elif not self._is_flush_due:
                 self._is_flush_due = True
