@@ -29,6 +29,11 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """How many tokens the model will say, >= 1."""
     prefix_tokens: int | None = None
     """Leading prompt tokens that repeat the program's last context; None where the whole of it is repeated."""
+    shared_tokens: int = 0
+    """Leading prompt tokens that every request of the same `shared_key` begins with: a common system prompt."""
+    shared_key: str = ""
+    priority: int = 0
+    """Lower is served first, by engines that schedule by priority."""
     luck: int = 0
     """Index of this request's randomness, so that equal work meets equal chance under every policy."""
 

@@ -22,11 +22,12 @@ from .servers_engine import ServersEngine, ServersEngineSpec
 from .simple_engine import SimpleEngine, SimpleEngineSpec
 from .truth import TruthSpec
 from .verdicts import VerdictSpec
+from .vllm_engine import VllmEngine, VllmEngineSpec
 from .workload import WorkloadSpec
 
 SCENARIO_VERSION = 1
 
-EngineSpec = SimpleEngineSpec | ServersEngineSpec
+EngineSpec = SimpleEngineSpec | ServersEngineSpec | VllmEngineSpec
 
 
 class SignalSpec(Fact, frozen=True, kw_only=True):
@@ -156,6 +157,8 @@ def open_engine(spec: EngineSpec, streams: Streams, name: str) -> Engine:
     """A fresh engine of a backend."""
     if isinstance(spec, ServersEngineSpec):
         return ServersEngine(spec, streams, name)
+    if isinstance(spec, VllmEngineSpec):
+        return VllmEngine(spec)
     return SimpleEngine(spec)
 
 
