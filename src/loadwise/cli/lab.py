@@ -1,0 +1,131 @@
+"""`loadwise lab NAME`: experiments on measured outcomes."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loadwise.kernel.errors import ConfigError
+
+from .output import add_json_flag, columns, put, put_json, say
+
+if TYPE_CHECKING:
+    from loadwise.lab.experiment import Result
+
+DESCRIPTION = "Experiments on measured outcomes and simulated load."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """One parser per experiment."""
+    experiments = parser.add_subparsers(dest="experiment", metavar="NAME", required=True)
+    replay = experiments.add_parser(
+        "replay",
+        help="replay measured outcomes through the policies of the stack",
+        description="Replay measured outcomes through the policies of the stack: success against cost.",
+        allow_abbrev=False,
+    )
+    _add_stream(replay)
+    _add_feedback(replay)
+    replay.add_argument("--passes", type=int, default=8, metavar="N", help="passes over the tasks (default 8)")
+    replay.add_argument("--markdown", metavar="FILE", help="write tables there")
+    replay.add_argument("--plot", metavar="FILE", help="draw success against cost there (.png, .svg, .pdf)")
+    add_json_flag(replay)
+
+
+def _add_stream(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--outcomes", required=True, metavar="DIR", help="folder with outcomes/ and perhaps tasks/")
+    add("--stream", required=True, metavar="FAMILY[,FAMILY...]", help="families whose tasks arrive")
+    add("--models", required=True, metavar="A,B[,...]", help="models to choose among")
+    add("--agents", metavar="[KEY=]AGENT[,...]", help="agents; KEY is a family, a model, or FAMILY/MODEL")
+    add("--policies", metavar="P[,...]", help="policies, presets or package.module:Class (default: all policies)")
+    add("--orders", type=int, default=20, metavar="N", help="seeded orders of the tasks (default 20)")
+    add("--cost-weights", metavar="A[,...]", help="prices of cost in the reward (default 0 to 3 in nine steps)")
+    add("--embedder", default="hash", metavar="KIND", help="of texts: hash (default), minilm, none")
+    add("--draws", type=int, default=2000, metavar="N", help="bootstrap draws (default 2000)")
+    add("--seed", type=int, default=0, metavar="N", help="fixes all chance (default 0)")
+
+
+def _add_feedback(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--verification", default="adaptive", metavar="V[,...]", help="adaptive (default), single, best; or several")
+    add(
+        "--misclassified", type=float, metavar="RATIO", help="how often the wrong verifier is taken (default: ORACLE's)"
+    )
+    add("--delay", type=int, default=0, metavar="N", help="a verdict lands N decisions later (default 0)")
+    add("--concurrency", default="sequential", metavar="KIND", help="sequential (default), delayed, batch, slots")
+    add("--in-flight", type=int, default=1, metavar="C", help="programs in flight (default 1)")
+    add("--loss", type=float, default=0.0, metavar="RATIO", help="share of verdicts that never land (default 0)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Replay, write the files asked for, report."""
+    from loadwise.lab.experiment import COST_WEIGHTS, ReplayConfig, run_replay
+    from loadwise.lab.feedback import FeedbackSpec
+    from loadwise.lab.report import as_json
+
+    weights = COST_WEIGHTS if arguments.cost_weights is None else _floats("--cost-weights", arguments.cost_weights)
+    for path in (arguments.markdown, arguments.plot):
+        _require_place(path)
+    config = ReplayConfig(
+        outcomes=arguments.outcomes,
+        families=_names(arguments.stream),
+        models=_names(arguments.models),
+        agents=arguments.agents,
+        policies=None if arguments.policies is None else _names(arguments.policies),
+        n_passes=arguments.passes,
+        n_orders=arguments.orders,
+        cost_weights=weights,
+        verifications=_names(arguments.verification),
+        feedback=FeedbackSpec(
+            misclassified=arguments.misclassified,
+            concurrency=arguments.concurrency,
+            in_flight=arguments.in_flight,
+            delay=arguments.delay,
+            loss=arguments.loss,
+        ),
+        embedder=arguments.embedder,
+        n_draws=arguments.draws,
+        seed=arguments.seed,
+    )
+    result = run_replay(config, say)
+    _write(result, arguments.markdown, arguments.plot)
+    if arguments.json:
+        put_json(as_json(result))
+    else:
+        _show(result)
+    return 0
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(","))
+
+
+def _floats(flag: str, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError as error:
+        raise ConfigError(f"{flag} is {text!r}; it must be numbers separated by commas") from error
+
+
+def _require_place(path: str | None) -> None:
+    """A wrong path ends the command before the replay, not after it."""
+    if path is not None and not Path(path).resolve().parent.is_dir():
+        raise ConfigError(f"{path!r} cannot be written: {str(Path(path).resolve().parent)!r} is not a folder")
+
+
+def _write(result: "Result", markdown: str | None, plot: str | None) -> None:
+    from loadwise.lab.report import as_markdown, write_plot
+
+    if markdown is not None:
+        Path(markdown).write_text(as_markdown(result), encoding="utf-8")
+    if plot is not None:
+        write_plot(result, plot)
+
+
+def _show(result: "Result") -> None:
+    from loadwise.lab.report import as_rows
+
+    points, figures = as_rows(result)
+    put(columns(points))
+    put("")
+    put(columns(figures))

@@ -1,0 +1,1 @@
+"""Experiments on real outcomes: replay a stream of measured runs through the stack's own policies and judge them."""

@@ -1,0 +1,80 @@
+"""The policies of a comparison: names of the registry, presets of the router, and one fixed policy per model."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from loadwise.kernel.errors import ConfigError
+from loadwise.policy.base import Policy
+from loadwise.policy.context import ContextSpec
+from loadwise.policy.fixed import RoundRobin
+from loadwise.policy.registry import PolicySpec, make_policy, policy_names
+from loadwise.policy.stateless import Stateless
+from loadwise.settings import parse_config, preset_names
+
+DEFAULT_PRESETS = ("loadwise",)
+"""Presets that join the registered policies where none are named: what a user runs."""
+
+
+class Arm(NamedTuple):
+    """One policy under the name it is reported by."""
+
+    label: str
+    spec: PolicySpec
+
+    def make(self, context: ContextSpec) -> Policy:
+        """A fresh policy for contexts of that specification."""
+        return make_policy(self.spec, context)
+
+
+def is_static(policy: Policy) -> bool:
+    """Whether rewards cannot change what it chooses: it is then replayed once, for one cost weight."""
+    return isinstance(policy, Stateless | RoundRobin)
+
+
+def make_arms(names: Sequence[str] | None, models: Sequence[str]) -> list[Arm]:
+    """The arms for names as a user gives them; all policies and the default preset where there are none.
+
+    A name is a registered policy, a preset of the router, `fixed:MODEL`, or `package.module:Class`. `fixed` alone
+    stands for every model in turn, `mixing` for equal weights.
+
+    Raises:
+        ConfigError: a name is unknown, given twice, or its policy cannot be made.
+    """
+    wanted = [*policy_names(), *DEFAULT_PRESETS] if names is None else list(names)
+    arms: list[Arm] = []
+    for name in wanted:
+        arms.extend(_arms_of(name, models))
+    labels = [arm.label for arm in arms]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ConfigError(f"policy {label!r} is asked for twice")
+    for arm in arms:
+        make_policy(arm.spec)  # so that a wrong name ends the run before its first replay
+    return arms
+
+
+def _arms_of(name: str, models: Sequence[str]) -> list[Arm]:
+    kind, colon, model = name.partition(":")
+    if kind == "fixed":
+        if colon and model not in models:
+            raise ConfigError(f"policy {name!r}: model {model!r} is not among {', '.join(models)}")
+        chosen = [model] if colon else models
+        return [Arm(f"fixed:{one}", PolicySpec(name="fixed", options={"candidate": one})) for one in chosen]
+    if name == "mixing":
+        share = 1.0 / len(models)
+        return [Arm(name, PolicySpec(name=name, options={"weights": dict.fromkeys(models, share)}))]
+    if name in policy_names() or colon:
+        return [Arm(name, PolicySpec(name=name))]
+    if name in preset_names():
+        return [Arm(name, preset_policy(name))]
+    raise ConfigError(
+        f"policy {name!r} is unknown; known: {', '.join(policy_names())}, fixed:MODEL, the presets"
+        f" {', '.join(preset_names())}, or a class of yours as 'package.module:Class'"
+    )
+
+
+def preset_policy(name: str) -> PolicySpec:
+    """The policy that a preset of the router runs."""
+    # A configuration needs some pool; the policy does not depend on which.
+    pool = {"models": {"any": {}}, "backends": [{"name": "any", "model": "any"}]}
+    return parse_config({"preset": name, **pool}, where=f"preset {name}").router.policy

@@ -1,0 +1,177 @@
+"""`loadwise lab replay`: a stream of measured outcomes through the policies of the stack, and what it shows."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from loadwise.kernel.errors import ConfigError
+from loadwise.kernel.fact import Fact
+from loadwise.kernel.streams import Streams
+
+from .arms import Arm, is_static, make_arms
+from .compiled import is_compilable, options_of, replay_order_compiled
+from .features import make_contexts
+from .feedback import FeedbackSpec, Verification, make_episode, misclassified
+from .judge import BEST, Judged, Scored, best_counts, judge, singles
+from .replay import Counts, World, count_last_pass, replay_order
+from .stream import AgentChoice, Stream, describe_agents, read_stream
+
+COST_WEIGHTS = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
+"""a of ORACLE, B.4."""
+
+DECISIONS_MAX = 2_000_000_000
+_COMPILE_FROM = 20_000
+"""Fewer decisions of a policy are done before the compiler is."""
+
+Say = Callable[[str], None]
+
+
+class ReplayConfig(Fact, frozen=True, kw_only=True):
+    """Everything that a replay is asked for.
+
+    Raises:
+        ConfigError: a value is out of its range, or a name is empty or given twice.
+    """
+
+    outcomes: str
+    """Folder with `outcomes/` and perhaps `tasks/`."""
+    families: tuple[str, ...]
+    models: tuple[str, ...]
+    agents: str | None = None
+    """As `AgentChoice.parse` takes it."""
+    policies: tuple[str, ...] | None = None
+    """None: all registered ones and the default preset."""
+    n_passes: int = 8
+    n_orders: int = 20
+    cost_weights: tuple[float, ...] = COST_WEIGHTS
+    verifications: tuple[str, ...] = ("adaptive",)
+    feedback: FeedbackSpec = FeedbackSpec()
+    """Its verification is replaced by each of `verifications`."""
+    embedder: str = "hash"
+    """As the gateway's default."""
+    n_components: int = 16
+    n_draws: int = 2000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("families", "models", "policies", "verifications", "cost_weights"):
+            _require_distinct(name, getattr(self, name))
+        if len(self.models) < 2:
+            raise ConfigError(f"models are {', '.join(self.models)!r}; a router chooses among at least 2")
+        for name, limit in (("n_passes", 1000), ("n_orders", 100_000), ("n_draws", 1_000_000)):
+            if not 1 <= getattr(self, name) <= limit:
+                raise ConfigError(f"{name[2:]} is {getattr(self, name)!r}; it must be in [1, {limit}]")
+        for weight in self.cost_weights:
+            if not 0.0 <= weight <= 1e6:
+                raise ConfigError(f"cost weight {weight!r} must be in [0, 1e6]")
+        for verification in self.verifications:
+            self.feedback_of(verification)
+
+    def feedback_of(self, verification: str) -> FeedbackSpec:
+        """What learners hear under one of the verifiers."""
+        return FeedbackSpec(**{**msgspec.structs.asdict(self.feedback), "verification": verification})
+
+
+class Result(NamedTuple):
+    """What a replay found, and of what."""
+
+    config: ReplayConfig
+    stream: Stream
+    judged: Judged
+    scored: list[Scored]
+    described: dict[str, Any]
+    """The configuration as it is reported."""
+
+
+def _require_distinct(name: str, values: Sequence[Any] | None) -> None:
+    if values is None:
+        return
+    if not values or any(value == "" for value in values):
+        raise ConfigError(f"{name} are {', '.join(map(str, values))!r}; none may be empty")
+    if len(set(values)) != len(values):
+        raise ConfigError(f"{name} are {', '.join(map(str, values))!r}; each may be given once")
+
+
+def run_replay(config: ReplayConfig, say: Say = lambda _: None) -> Result:
+    """Replay and judge.
+
+    Raises:
+        ConfigError: the outcomes do not fit their format or the names asked for.
+    """
+    families, models = list(config.families), list(config.models)
+    arms = make_arms(config.policies, models)
+    stream = read_stream(Path(config.outcomes), families, models, AgentChoice.parse(config.agents))
+    n_decisions = stream.n_tasks * config.n_passes * config.n_orders * len(config.cost_weights)
+    if n_decisions > DECISIONS_MAX:
+        raise ConfigError(f"{n_decisions} decisions of each policy are asked for; the limit is {DECISIONS_MAX}")
+    contexts = make_contexts(stream, config.embedder, config.n_components)
+    say(f"{stream.n_tasks} tasks, {sum(stream.dropped.values())} dropped; agents {describe_agents(stream.agents)}")
+    world = World(stream, contexts, config.n_passes, Streams(config.seed))
+    scored: list[Scored] = []
+    for verification in config.verifications:
+        feedback = config.feedback_of(verification)
+        for arm in arms:
+            say(f"replaying {arm.label} under {verification} verification")
+            scored += _replay_arm(world, config, feedback, arm)
+        scored.append(Scored(BEST, verification, 0.0, best_counts(stream)))
+    judged = judge(stream, scored, config.n_draws, world.streams.at("bootstrap", 0))
+    return Result(config, stream, judged, scored, _describe(config, world))
+
+
+def _replay_arm(world: World, config: ReplayConfig, feedback: FeedbackSpec, arm: Arm) -> list[Scored]:
+    """The points of one policy, one for each cost weight; a single one where rewards change nothing."""
+    policy = arm.make(world.contexts.spec)
+    static = is_static(policy)
+    weights = (0.0,) if static else config.cost_weights
+    if static:
+        world = world._replace(n_passes=1)
+    n_tasks, n_models = world.stream.success.shape
+    counts: list[Counts] = [np.zeros((n_tasks, n_models), dtype=np.int64) for _ in weights]
+    options = options_of(policy)
+    n_decisions = n_tasks * world.n_passes * config.n_orders * len(weights)
+    compiled = options is not None and n_decisions >= _COMPILE_FROM and is_compilable()
+    for order in range(config.n_orders):
+        episode = make_episode(world.stream, feedback, world.streams, order, world.n_passes)
+        if compiled and options is not None:
+            chosen = replay_order_compiled(world, episode, options, feedback.n_learners, weights, order)
+        else:
+            chosen = np.stack(
+                [
+                    replay_order(
+                        world, episode, lambda: arm.make(world.contexts.spec), feedback.n_learners, weight, order
+                    )
+                    for weight in weights
+                ]
+            )
+        for total, row in zip(counts, chosen, strict=True):
+            total += count_last_pass(row, episode, n_tasks, n_models)
+    rows = zip(weights, counts, strict=True)
+    return [Scored(arm.label, feedback.verification, weight, total) for weight, total in rows]
+
+
+def _describe(config: ReplayConfig, world: World) -> dict[str, Any]:
+    stream, contexts = world.stream, world.contexts
+    ids = "\n".join(
+        f"{stream.families[family]}\t{task_id}" for family, task_id in zip(stream.family, stream.task_ids, strict=True)
+    )
+    return {
+        **{name: value for name, value in msgspec.structs.asdict(config).items() if name not in ("feedback", "seed")},
+        **{name: value for name, value in msgspec.structs.asdict(config.feedback).items() if name != "verification"},
+        "misclassified_ratio": {family: misclassified(config.feedback, family) for family in stream.families},
+        "agent": {f"{family}/{model}": agent for (family, model), agent in stream.agents.items()},
+        "scale_usd": stream.scale_usd,
+        "tasks_per_family": dict(
+            zip(stream.families, np.bincount(stream.family, minlength=len(stream.families)).tolist(), strict=True)
+        ),
+        "task_ids_sha256": hashlib.sha256(ids.encode()).hexdigest(),
+        "n_embedded": contexts.n_embedded,
+        "features": contexts.spec.n_features,
+        "scored": "only pass" if config.n_passes == 1 else "last pass",
+    }
+
+
+__all__ = ["COST_WEIGHTS", "ReplayConfig", "Result", "Verification", "run_replay", "singles"]

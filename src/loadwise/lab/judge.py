@@ -1,0 +1,268 @@
+"""What the choices of policies are worth: points, gains over the best mix, matched costs, and their intervals."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .bootstrap import interval, task_draws
+from .frontier import best_per_task, frontier_success, hull_success, midpoint_usd
+from .replay import Counts
+from .stream import Stream
+
+Array = npt.NDArray[np.float64]
+Interval = tuple[float, float]
+
+BEST = "per_task_best"
+N_SPLITS = 10
+"""Halvings of the tasks behind a cross-fitted figure."""
+
+
+class Scored(NamedTuple):
+    """One policy under one verifier and cost weight, by task."""
+
+    policy: str
+    verification: str
+    cost_weight: float
+    counts: Counts
+    """How often each model was chosen for each task, over all orders, shape (n_tasks, n_models)."""
+
+
+class Point(NamedTuple):
+    """One policy under one verifier and cost weight, as it is reported."""
+
+    policy: str
+    verification: str
+    cost_weight: float
+    cost_usd: float
+    """Mean per task."""
+    success: float
+    hull_gain_pp: float
+    """Over the best mix of single models at the same cost, in percentage points."""
+    ci95: Interval
+    """Of `hull_gain_pp`."""
+    share: dict[str, float]
+    """Of the tasks, by model."""
+    family_success: dict[str, float]
+    """Mean success within each family that has a task."""
+
+
+class Judged(NamedTuple):
+    """Points of the plane, and figures by name with their intervals."""
+
+    points: list[Point]
+    values: dict[str, float]
+    ci95: dict[str, Interval]
+
+
+class _Means(NamedTuple):
+    """Means over tasks, of one weighting of the tasks."""
+
+    costs: list[float]
+    successes: list[float]
+    """Of the single models."""
+    point_costs: Array
+    point_successes: Array
+
+
+Figure = Callable[[_Means], float]
+
+
+def best_counts(stream: Stream) -> Counts:
+    """The choices of one who knows every outcome, in the form of `Scored`."""
+    counts = np.zeros(stream.success.shape, dtype=np.int64)
+    counts[np.arange(stream.n_tasks), best_per_task(stream.success, stream.cost_usd)] = 1
+    return counts
+
+
+def judge(stream: Stream, scored: Sequence[Scored], n_draws: int, rng: np.random.Generator) -> Judged:
+    """Everything that is reported of these choices."""
+    shares = [point.counts / point.counts.sum(axis=1, keepdims=True) for point in scored]  # each (n_tasks, n_models)
+    success = np.stack([(share * stream.success).sum(axis=1) for share in shares], axis=1)  # (n_tasks, n_points)
+    cost = np.stack([(share * stream.cost_usd).sum(axis=1) for share in shares], axis=1)
+    crossed = _cross_fits(stream, scored, success, cost, rng)
+    figures = {**_frontier_figures(scored), **_uninformed_figures(scored)}
+    whole = _means(stream, success, cost, np.full((1, stream.n_tasks), 1.0 / stream.n_tasks))[0]
+    values = {name: figure(whole) for name, figure in figures.items()}
+    gains = (whole.point_successes - _hull(whole)) * 100.0
+    drawn: list[Array] = []
+    drawn_figures: dict[str, list[float]] = {name: [] for name in figures}
+    drawn_crossed: dict[str, list[Array]] = {name: [] for name in crossed}
+    for draw in task_draws(stream.family, n_draws, rng):
+        for means in _means(stream, success, cost, draw):
+            drawn.append((means.point_successes - _hull(means)) * 100.0)
+            for name, figure in figures.items():
+                drawn_figures[name].append(figure(means))
+        for name, fit in crossed.items():
+            drawn_crossed[name].append(_crossed_gain(stream, fit, success, cost, draw))
+    ci95 = {name: interval(np.array(found)) for name, found in drawn_figures.items()}
+    for name, fit in crossed.items():
+        values[name] = float(_crossed_gain(stream, fit, success, cost, np.full((1, stream.n_tasks), 1.0))[0])
+        ci95[name] = interval(np.concatenate(drawn_crossed[name]))
+    points = _points(stream, scored, shares, success, whole, gains, np.array(drawn))
+    return Judged(points, values, ci95)
+
+
+def singles(stream: Stream) -> dict[str, dict[str, float]]:
+    """Mean success and cost of always the same model."""
+    rows = zip(stream.models, stream.success.mean(axis=0), stream.cost_usd.mean(axis=0), strict=True)
+    return {model: {"success": float(success), "cost_usd": float(cost)} for model, success, cost in rows}
+
+
+def _points(
+    stream: Stream,
+    scored: Sequence[Scored],
+    shares: Sequence[Array],
+    success: Array,
+    whole: _Means,
+    gains: Array,
+    drawn: Array,
+) -> list[Point]:
+    tasks_by_family = {name: stream.family == index for index, name in enumerate(stream.families)}
+    return [
+        Point(
+            policy=point.policy,
+            verification=point.verification,
+            cost_weight=point.cost_weight,
+            cost_usd=float(whole.point_costs[index]),
+            success=float(whole.point_successes[index]),
+            hull_gain_pp=_rounded(gains[index]),
+            ci95=interval(drawn[:, index]),
+            share=dict(zip(stream.models, shares[index].mean(axis=0).tolist(), strict=True)),
+            family_success={
+                name: float(success[tasks, index].mean()) for name, tasks in tasks_by_family.items() if tasks.any()
+            },
+        )
+        for index, point in enumerate(scored)
+    ]
+
+
+def _rounded(value: float) -> float:
+    """Without the dust of sums: always the same model gains 0, not -1e-14."""
+    return round(float(value), 9) + 0.0
+
+
+def _means(stream: Stream, success: Array, cost: Array, draws: Array) -> list[_Means]:
+    """Means under each row of `draws`, which sums to one."""
+    arrays = (draws @ stream.cost_usd, draws @ stream.success, draws @ cost, draws @ success)
+    return [
+        _Means(costs.tolist(), successes.tolist(), point_costs, point_successes)
+        for costs, successes, point_costs, point_successes in zip(*arrays, strict=True)
+    ]
+
+
+def _hull(means: _Means) -> Array:
+    return hull_success(means.costs, means.successes, means.point_costs)
+
+
+def _by_arm(scored: Sequence[Scored]) -> dict[tuple[str, str], list[int]]:
+    """Places of the points of each (policy, verification)."""
+    places: dict[tuple[str, str], list[int]] = {}
+    for index, point in enumerate(scored):
+        places.setdefault((point.policy, point.verification), []).append(index)
+    return places
+
+
+def _frontier_figures(scored: Sequence[Scored]) -> dict[str, Figure]:
+    """Over the best mix at the midpoint cost; adaptive over single at matched cost."""
+    figures: dict[str, Figure] = {}
+    places = _by_arm(scored)
+    for (policy, verification), found in places.items():
+        if len(found) < 2:
+            continue
+
+        def over_hull(means: _Means, found: list[int] = found) -> float:
+            at_usd = midpoint_usd(means.costs, means.successes)
+            best = hull_success(means.costs, means.successes, np.array([at_usd]))[0]
+            return 100.0 * (
+                frontier_success(means.point_costs[found], means.point_successes[found], at_usd) - float(best)
+            )
+
+        figures[f"{policy}.{verification}.over_hull_at_midpoint_pp"] = over_hull
+        other = places.get((policy, "single"))
+        if verification == "adaptive" and other is not None:
+
+            def matched(means: _Means, found: list[int] = found, other: list[int] = other) -> float:
+                gaps = np.abs(means.point_costs[found] - midpoint_usd(means.costs, means.successes))
+                nearest = found[int(gaps.argmin())]
+                single = frontier_success(
+                    means.point_costs[other], means.point_successes[other], float(means.point_costs[nearest])
+                )
+                return 100.0 * (float(means.point_successes[nearest]) - single)
+
+            figures[f"{policy}.adaptive_over_single_at_matched_cost_pp"] = matched
+    return figures
+
+
+def _uninformed_figures(scored: Sequence[Scored]) -> dict[str, Figure]:
+    """Success at cost weight 0 over the uninformed choice of any model (ORACLE, Table 1), for the stream as a whole."""
+    figures: dict[str, Figure] = {}
+    for (policy, verification), found in _by_arm(scored).items():
+        if len(found) < 2:
+            continue
+        at = min(found, key=lambda index: scored[index].cost_weight)
+        if scored[at].cost_weight != 0.0:
+            continue
+
+        def over_uninformed(means: _Means, at: int = at) -> float:
+            return 100.0 * (float(means.point_successes[at]) - float(np.mean(means.successes)))
+
+        figures[f"{policy}.{verification}.over_uninformed_at_0_pp"] = over_uninformed
+    return figures
+
+
+class _Fit(NamedTuple):
+    """One halving of the tasks, and the point chosen on each half for the other."""
+
+    is_second: npt.NDArray[np.bool_]
+    point_for_first: int
+    point_for_second: int
+
+
+def _cross_fits(
+    stream: Stream, scored: Sequence[Scored], success: Array, cost: Array, rng: np.random.Generator
+) -> dict[str, list[_Fit]]:
+    """For each arm with several cost weights: halvings, and the weight with the highest gain on the other half."""
+    halves = [_halving(stream, rng) for _ in range(N_SPLITS)]
+    gains = []
+    for is_second in halves:
+        weights = np.stack([~is_second, is_second]).astype(np.float64)
+        sums = weights.sum(axis=1, keepdims=True)
+        # A stream of one task has an empty half, on which nothing can be chosen.
+        weights = np.where(sums > 0, weights / np.maximum(sums, 1.0), 1.0 / stream.n_tasks)
+        gains.append([means.point_successes - _hull(means) for means in _means(stream, success, cost, weights)])
+    crossed: dict[str, list[_Fit]] = {}
+    for (policy, verification), found in _by_arm(scored).items():
+        if len(found) < 2:
+            continue
+        crossed[f"{policy}.{verification}.over_hull_cross_fitted_pp"] = [
+            _Fit(is_second, found[int(on_second[found].argmax())], found[int(on_first[found].argmax())])
+            for is_second, (on_first, on_second) in zip(halves, gains, strict=True)
+        ]
+    return crossed
+
+
+def _halving(stream: Stream, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
+    is_second = np.zeros(stream.n_tasks, dtype=np.bool_)
+    for index in np.unique(stream.family):
+        tasks = rng.permutation(np.flatnonzero(stream.family == index))
+        is_second[tasks[: len(tasks) // 2]] = True
+    return is_second
+
+
+def _crossed_gain(stream: Stream, fits: Sequence[_Fit], success: Array, cost: Array, draws: Array) -> Array:
+    """Gain in points of percentage, each half at the weight chosen on the other, mean over halvings; shape (draws,).
+
+    The two halves form one stream of all tasks: its cost and success are compared with the hull of all tasks.
+    """
+    shares = draws / draws.sum(axis=1, keepdims=True)
+    costs, successes = shares @ stream.cost_usd, shares @ stream.success
+    second = np.stack([fit.is_second for fit in fits], axis=1)  # (n_tasks, n_fits)
+    point = np.where(second, [fit.point_for_second for fit in fits], [fit.point_for_first for fit in fits])
+    at_usd = shares @ np.take_along_axis(cost, point, axis=1)  # (n_draws, n_fits)
+    reached = shares @ np.take_along_axis(success, point, axis=1)
+    rows = zip(costs.tolist(), successes.tolist(), at_usd, strict=True)
+    best = [hull_success(row_costs, row_successes, at) for row_costs, row_successes, at in rows]
+    mean: Array = 100.0 * (reached - np.array(best)).mean(axis=1)
+    return mean
