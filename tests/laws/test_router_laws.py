@@ -12,7 +12,7 @@ from loadwise.kernel import commands as c
 from loadwise.kernel import events as e
 from loadwise.kernel.errors import LawBroken
 from loadwise.kernel.ids import BackendId, DecisionId, ModelId, ProgramId
-from loadwise.kernel.pool import Signal
+from loadwise.kernel.pool import BackendHealth, Signal
 from loadwise.kernel.work import ProgramState
 from loadwise.policy.registry import PolicySpec
 
@@ -178,6 +178,50 @@ def test_l9_empty_backend_admits_its_head():
     """Or a program larger than the limit would wait for ever."""
     h = Host(make_stack(backend("a", kv_tokens=10)))
     find(h.arrive("p", prompt_tokens=10**6), c.Dispatch)
+
+
+@pytest.mark.parametrize("how", ["down", "quiet", "cooling"])
+def test_l9_who_has_a_place_does_not_stand_behind_who_waits_for_it(how):
+    """The head waits for the slot that the second in line holds: when the backend comes back, the second goes first."""
+    h = Host(make_stack(backend("a", slots=1)))
+    h.serve("p")
+    h.arrive("head")
+    h.arrive("p")
+    h.end_attempt(3, *{"down": ("completed",), "quiet": ("status",), "cooling": ("refused",)}[how], status=429)
+    if how == "down":
+        h.set_health("a", BackendHealth.DOWN)
+    h.arrive("p")
+    assert h.router.admission.n_held == 2 and not h.running
+    commands = h.set_health("a", BackendHealth.UP) if how == "down" else h.after(1.0).wake()
+    find(commands, c.Dispatch, program_id="p", turn_id=4)
+    h.end_attempt(4)
+    find(h.finish("p"), c.Dispatch, program_id="head")
+
+
+def test_l9_check_sees_a_turn_that_waits_for_its_own_place():
+    """Behind a head that does not fit."""
+    h = Host(make_stack(backend("a", slots=1)))
+    h.serve("p")
+    h.arrive("head")
+    h.set_health("a", BackendHealth.DOWN)
+    h.arrive("p")
+    broken(h, "L9", lambda router: setattr(router.backends.by_id[BackendId("a")], "health", BackendHealth.UP))
+
+
+def test_l9_siblings_follow_their_program_to_another_place():
+    """A program that moves takes its held turns along."""
+    h = Host(make_stack(backend("a", slots=1), backend("b", slots=1)))
+    for name in ("p", "q"):
+        h.serve(name)
+    h.set_health("a", BackendHealth.DOWN)
+    h.arrive("head")
+    for name in ("p", "other", "p"):
+        h.arrive(name)
+    commands = h.finish("q")
+    find(commands, c.Dispatch, program_id="head", backend_id="b")
+    h.end_attempt(3)
+    h.finish("head")
+    assert sorted(h.running) == [4, 6]
 
 
 def test_l10_stale_signal_is_unknown():

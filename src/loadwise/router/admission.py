@@ -60,7 +60,7 @@ class Admission:
 
     def admit(self, turn: Turn, program: Program, at_s: float) -> BackendId | None:
         """Cover the turn by a reservation and say where it runs, or change nothing and say None."""
-        if self._may_stay(turn, program, at_s):
+        if self.may_stay(turn, program, at_s):
             return program.backend_id
         for backend_id in self._replicas(turn, program, at_s):
             if self._reserve(turn, program, backend_id, at_s):
@@ -69,7 +69,7 @@ class Admission:
 
     def fits(self, turn: Turn, program: Program, at_s: float) -> bool:
         """Whether `admit` would admit the turn now; changes nothing."""
-        if self._may_stay(turn, program, at_s):
+        if self.may_stay(turn, program, at_s):
             return True
         return any(
             self._is_at_home(turn, program, b) or self.ledger.fits(b, self._amount(turn, program, b), at_s=at_s)
@@ -81,7 +81,7 @@ class Admission:
         assert turn.model is not None
         return [b for b in self._backends.usable(turn.model, at_s) if b not in turn.tried]
 
-    def _may_stay(self, turn: Turn, program: Program, at_s: float) -> bool:
+    def may_stay(self, turn: Turn, program: Program, at_s: float) -> bool:
         """Whether the program's own reservation covers the turn where it is."""
         if turn.is_side or not program.is_reserved or program.backend_id in turn.tried:
             return False
@@ -225,6 +225,9 @@ class Admission:
                 continue  # just loaded under another pool file: the next event looks at it first
             if head is not None and self.fits(turns[head], programs[turns[head].program_id], at_s):
                 raise LawBroken("L9", f"turn {head} is held for {model_id!r} although it fits")
+            for turn_id in order:
+                if self.may_stay(turns[turn_id], programs[turns[turn_id].program_id], at_s):
+                    raise LawBroken("L9", f"turn {turn_id} is held although its program has its place on {model_id!r}")
         n_held = sum(len(order) for order in self.order_by_model.values())
         if not self.n_held == n_held == sum(turn.is_held for turn in turns.values()):
             raise LawBroken("L15", f"{self.n_held} turns counted as held, {n_held} in order")

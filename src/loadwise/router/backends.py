@@ -49,6 +49,8 @@ class Backends:
         self.by_id: dict[BackendId, BackendState] = {}
         self.roomy: dict[ModelId, None] = {}
         """Models whose held turns should be looked at again."""
+        self.risen: dict[ModelId, None] = {}
+        """Those among them of which a backend takes turns again: whose program lives there need not stand in line."""
         self._ids_by_model: dict[ModelId, list[BackendId]] = {}
         for name, model in models.items():
             self.add_model(ModelId(name), model)
@@ -73,7 +75,7 @@ class Backends:
             assert known.spec.model == model_id
             known.spec, known.is_configured = spec, is_configured
             self.set_health(backend_id, BackendHealth.UP)
-        self.roomy[model_id] = None
+        self.rise(backend_id)
 
     def remove(self, backend_id: BackendId) -> None:
         """Let a backend leave the pool."""
@@ -91,7 +93,8 @@ class Backends:
         self.model_by_id = dict(models)
         self.by_id = {BackendId(state.spec.name): state for state in states}
         self._ids_by_model = {model_id: [] for model_id in models}
-        self.roomy.clear()  # a dump is made between events, when everybody has been looked at
+        self.roomy.clear()
+        self.risen.clear()  # a dump is made between events, when everybody has been looked at
         for backend_id, state in self.by_id.items():
             self._ids_by_model[ModelId(state.spec.model)].append(backend_id)
 
@@ -122,13 +125,20 @@ class Backends:
         if state is not None:
             self.roomy[ModelId(state.spec.model)] = None
 
+    def rise(self, backend_id: BackendId) -> None:
+        """The backend takes turns again, or may: first those of the programs that live there."""
+        state = self.by_id.get(backend_id)
+        if state is not None:
+            model_id = ModelId(state.spec.model)
+            self.roomy[model_id] = self.risen[model_id] = None
+
     def set_health(self, backend_id: BackendId, health: BackendHealth) -> None:
         """A probe or an operator has spoken: their word replaces what we made of failures."""
         state = self.by_id[backend_id]
         state.health, state.is_cooling = health, False
         if health is BackendHealth.UP:
             state.n_failures, state.quiet_until_s = 0, -math.inf
-        self.stir(backend_id)
+        self.rise(backend_id)
 
     def note_success(self, backend_id: BackendId) -> None:
         """An answer came: the backend is alive."""
@@ -160,7 +170,7 @@ class Backends:
         state = self.by_id.get(backend_id)
         if state is not None and state.is_cooling:
             state.health, state.is_cooling = BackendHealth.UP, False
-            self.stir(backend_id)
+            self.rise(backend_id)
 
     def keep_quiet(self, backend_id: BackendId, until_s: float) -> float:
         """It asked to be left alone; the longest such wish counts. Returns until when."""

@@ -66,7 +66,7 @@ class Dispatching:
     def try_dispatch(self, turn: Turn, program: Program) -> bool:
         """Dispatch the turn if it may start now, or change nothing and say False."""
         desk = self._desk
-        was_reserved = program.is_reserved
+        place = program.backend_id if program.is_reserved else None
         backend_id = desk.admission.admit(turn, program, desk.now_s)
         if backend_id is None:
             return False
@@ -96,12 +96,12 @@ class Dispatching:
                 priority=turn.priority,
             )
         )
-        if program.is_reserved and not was_reserved:
+        if program.is_reserved and program.backend_id != place:
             self._settle_in(program)
         return True
 
     def _settle_in(self, program: Program) -> None:
-        """The program has just got its reservation: it is parked in time, and its held turns need not stand in line."""
+        """The program has just got its place, or another: it is parked in time, its held turns need not stand in line."""
         if program.n_turns:
             self._desk.agenda.schedule(f"idle:{program.program_id}", self._desk.now_s + self._desk.config.park_s)
         if len(program.open_turns) > 1:
@@ -114,11 +114,27 @@ class Dispatching:
                 self.try_dispatch(turn, program)
 
     def start_held(self) -> None:
-        """Dispatch held turns of every model that has room now, each from its head on, as far as they fit (law L9)."""
-        roomy = self._desk.backends.roomy
-        while roomy:
-            model_id, _ = roomy.popitem()
+        """Dispatch held turns of every model that has room now, each from its head on, as far as they fit (law L9).
+
+        Where a backend takes turns again, those go first whose programs live there: who stands before them waits for
+        what they have, and they would wait for each other.
+        """
+        backends = self._desk.backends
+        while backends.roomy:
+            model_id, _ = backends.roomy.popitem()
+            if model_id in backends.risen:
+                del backends.risen[model_id]
+                self._start_at_home(model_id)
             self._start_held_of(model_id)
+
+    def _start_at_home(self, model_id: ModelId) -> None:
+        """Dispatch the held turns of programs that have their place already."""
+        desk = self._desk
+        for turn_id in list(desk.admission.order_by_model[model_id]):
+            turn = desk.turns[turn_id]
+            program = desk.table.by_id[turn.program_id]
+            if turn.is_held and desk.admission.may_stay(turn, program, desk.now_s):
+                self.try_dispatch(turn, program)
 
     def _start_held_of(self, model_id: ModelId) -> None:
         desk = self._desk

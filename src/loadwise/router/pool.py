@@ -129,7 +129,7 @@ class PoolChanges:
 
     def quiet_due(self, key: str) -> None:
         """The backend has been left alone as long as it asked."""
-        self._desk.backends.stir(BackendId(key))
+        self._desk.backends.rise(BackendId(key))
 
     def window_due(self, key: str) -> None:
         """A request has left the rate window."""
