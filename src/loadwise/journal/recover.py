@@ -9,7 +9,7 @@ from loadwise.kernel.machine import Machine
 from . import files
 from .entry import Header, digest_commands
 from .index import Index
-from .regenerate import MakeMachine, Regeneration, from_snapshot, hand_over, recorded_machine
+from .regenerate import MakeMachine, Regeneration, from_snapshot, hand_over, machine_trusting, recorded_machine
 from .repair import cut_torn_tail
 from .store import JournalWriter
 
@@ -103,7 +103,7 @@ def _replay(run: Regeneration, index: Index | None) -> tuple[int, int]:
 def resume(
     path: str | Path,
     header: Header,
-    make_machine: MakeMachine = recorded_machine,
+    make_machine: MakeMachine | None = None,
     *,
     index: Index | None = None,
     **writer_options: Any,
@@ -114,6 +114,8 @@ def resume(
     a segment begins, so that replay does the same.
 
     Args:
+        make_machine: builds machines from headers; None builds recorded machines that import the policy classes which
+            `header` names, and no others.
         writer_options: `segment_bytes`, `keep_segments`, `keep_artefacts` of `JournalWriter`.
 
     Raises:
@@ -121,6 +123,7 @@ def resume(
             but a torn tail cut off.
     """
     path = Path(path)
+    make_machine = machine_trusting(header) if make_machine is None else make_machine
     lock = files.JournalLock(path)
     try:
         if files.list_segments(path):

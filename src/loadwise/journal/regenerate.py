@@ -7,7 +7,7 @@ built anew and takes over the state, exactly as the live host did when it restar
 import importlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from loadwise.kernel.commands import Command
 from loadwise.kernel.errors import JournalError
@@ -29,11 +29,46 @@ class Step(NamedTuple):
 
 
 def recorded_machine(header: Header) -> Machine:
-    """The machine of this loadwise that a header describes."""
-    # By name, because settings stands above this room on the stair.
-    settings = importlib.import_module("loadwise.settings")
-    machine: Machine = settings.open_stack(settings.config_from_builtins(header.config), header.seed)
+    """The machine of this loadwise that a header describes; it imports nobody's classes.
+
+    Raises:
+        JournalError: the header names a policy class outside loadwise (code `import_refused`).
+    """
+    return _machine(header, lambda path: False)
+
+
+def importing_machine(header: Header) -> Machine:
+    """As `recorded_machine`, but imports and runs whatever policy class the header names: for journals of one's own."""
+    return _machine(header, lambda path: True)
+
+
+def machine_trusting(own: Header) -> MakeMachine:
+    """Makes recorded machines, and imports those policy classes that `own`, the header of this run, names itself."""
+    trusted = _settings().policy_classes(_settings().config_from_builtins(own.config))
+
+    def make(header: Header) -> Machine:
+        return _machine(header, trusted.__contains__)
+
+    return make
+
+
+def _machine(header: Header, may_import: Callable[[str], bool]) -> Machine:
+    settings = _settings()
+    config = settings.config_from_builtins(header.config)
+    refused = sorted(path for path in settings.policy_classes(config) if not may_import(path))
+    if refused:
+        raise JournalError(
+            f"the journal's header names the policy class {', '.join(refused)}; reading a journal imports no class "
+            "unless told to (--allow-import), for importing runs its code",
+            code="import_refused",
+        )
+    machine: Machine = settings.open_stack(config, header.seed, may_import=may_import)
     return machine
+
+
+def _settings() -> Any:
+    # By name, because settings stands above this room on the stair.
+    return importlib.import_module("loadwise.settings")
 
 
 class Regeneration:

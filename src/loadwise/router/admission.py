@@ -16,7 +16,7 @@ from loadwise.kernel.streams import Streams
 from loadwise.ledger.demand import Demand
 from loadwise.ledger.ledger import Ledger
 from loadwise.policy.base import Candidate, Context, Policy
-from loadwise.policy.registry import make_policy
+from loadwise.policy.registry import Resolve, make_policy
 
 from .backends import Backends
 from .config import RouterConfig
@@ -32,11 +32,13 @@ class Admission:
     Whatever gives something back notes the model in `Backends.roomy`, so that no caller can forget who waits for it.
     """
 
-    def __init__(self, config: RouterConfig, backends: Backends, streams: Streams) -> None:
+    def __init__(
+        self, config: RouterConfig, backends: Backends, streams: Streams, resolve: Resolve | None = None
+    ) -> None:
         self._config = config
         self._backends = backends
         self._streams = streams
-        self.replica_policy: Policy = make_policy(config.replica_policy)
+        self.replica_policy: Policy = make_policy(config.replica_policy, resolve=resolve)
         self.ledger = Ledger(config.admission_ratio)
         self.demand_by_model: dict[ModelId, Demand] = {}
         self.order_by_model: dict[ModelId, FifoOrder] = {}

@@ -14,7 +14,7 @@ from loadwise.kernel.fact import Fact
 from loadwise.kernel.ids import DecisionId, ModelId, ProgramId
 from loadwise.kernel.streams import Generator, Streams
 from loadwise.policy.base import Candidate, Choice, Context, Feedback, Policy, Vector
-from loadwise.policy.registry import PolicySpec, make_policy
+from loadwise.policy.registry import PolicySpec, Resolve, make_policy
 from loadwise.policy.ridge import REWARD_MAX
 
 from .config import RouterConfig
@@ -62,11 +62,11 @@ class CreditState(Fact, frozen=True, kw_only=True):
 class Credit:
     """The learners and the decisions they wait for."""
 
-    def __init__(self, config: RouterConfig, streams: Streams) -> None:
+    def __init__(self, config: RouterConfig, streams: Streams, resolve: Resolve | None = None) -> None:
         self._reward = config.reward
         self._streams = streams
         n_learners = config.feedback.size if config.feedback.arm == "per_slot" else 1
-        self.learners: list[Policy] = [make_policy(config.policy, config.context) for _ in range(n_learners)]
+        self.learners: list[Policy] = [make_policy(config.policy, config.context, resolve) for _ in range(n_learners)]
         self.version = f"{config.policy.name}-{_digest(config.policy)}/{config.context.version}"
         self.pending_by_decision: dict[DecisionId, Pending] = {}
         self.n_landed = 0

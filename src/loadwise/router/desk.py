@@ -10,6 +10,7 @@ from loadwise.kernel import commands as c
 from loadwise.kernel.ids import DecisionId, ProgramId, TurnId
 from loadwise.kernel.pool import BackendSpec, ModelSpec
 from loadwise.kernel.streams import Streams
+from loadwise.policy.registry import Resolve
 
 from .admission import Admission
 from .agenda import Agenda
@@ -33,14 +34,15 @@ class Desk:
         config: RouterConfig,
         verifier_by_task_type: Mapping[str, str],
         seed: int,
+        resolve: Resolve | None = None,
     ) -> None:
         streams = Streams(seed)
         self.config = config
         self.verifier_by_task_type = dict(verifier_by_task_type)
         self.backends = Backends(models, backends)
         self.configured_pool = self.backends.digest()
-        self.admission = Admission(config, self.backends, streams)
-        self.credit = Credit(config, streams)
+        self.admission = Admission(config, self.backends, streams, resolve)
+        self.credit = Credit(config, streams, resolve)
         self.routing = Routing(config, self.backends, self.admission, self.credit, streams)
         self.gate = Gate(config.feedback)
         self.agenda = Agenda()

@@ -101,7 +101,7 @@ class Dispatching:
         return True
 
     def _settle_in(self, program: Program) -> None:
-        """The program has just got its place, or another: it is parked in time, its held turns need not stand in line."""
+        """The program has just got a place: it is parked in time, and its held turns need not stand in line."""
         if program.n_turns:
             self._desk.agenda.schedule(f"idle:{program.program_id}", self._desk.now_s + self._desk.config.park_s)
         if len(program.open_turns) > 1:

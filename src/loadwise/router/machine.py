@@ -34,6 +34,7 @@ from loadwise.kernel import commands as c
 from loadwise.kernel import events as e
 from loadwise.kernel.ids import DecisionId, ProgramId, TurnId
 from loadwise.kernel.pool import BackendSpec, ModelSpec
+from loadwise.policy.registry import Resolve
 
 from .arriving import Arriving
 from .attempts import Attempts
@@ -63,8 +64,14 @@ class Router:
         config: RouterConfig,
         verifier_by_task_type: Mapping[str, str],
         seed: int,
+        *,
+        resolve: Resolve | None = None,
     ) -> None:
-        self.desk = desk = Desk(models, backends, config, verifier_by_task_type, seed)
+        """
+        Args:
+            resolve: loads users' policy classes by their dotted paths; without it such a path is a ConfigError.
+        """
+        self.desk = desk = Desk(models, backends, config, verifier_by_task_type, seed, resolve)
         self.config = config
         self.backends = desk.backends
         self.admission = desk.admission
