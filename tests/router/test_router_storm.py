@@ -28,6 +28,8 @@ POLICIES = [
     PolicySpec(name="round_robin"),
     PolicySpec(name="power_of_two"),
     PolicySpec(name="mixing", options={"weights": {"small": 0.5, "large": 0.5}}),
+    PolicySpec(name="users:Moody"),
+    PolicySpec(name="users:Moody", options={"mood": 7}),
 ]
 CAPACITIES = [
     {"kv_tokens": 2000},
@@ -66,7 +68,7 @@ def configurations(draw):
     pick = lambda *values: draw(st.sampled_from(values))  # noqa: E731
     return {
         "policy": pick(*POLICIES),
-        "replica_policy": PolicySpec(name=pick("least_loaded", "round_robin", "power_of_two", "random")),
+        "replica_policy": PolicySpec(name=pick("least_loaded", "round_robin", "power_of_two", "random", "users:Moody")),
         "context": ContextSpec(task_types=("patch",), n_components=2),
         "feedback": FeedbackConfig(arm=pick(*ARMS), size=pick(1, 2, 3)),
         "selector": pick(None, None, None, None, SelectorConfig(url="http://selector", timeout_s=2.0)),

@@ -16,6 +16,7 @@ from loadwise.kernel.streams import Streams
 from loadwise.ledger.demand import Demand
 from loadwise.ledger.ledger import Ledger
 from loadwise.policy.base import Candidate, Context, Policy
+from loadwise.policy.guarded import Report, guarded
 from loadwise.policy.registry import Resolve, make_policy
 
 from .backends import Backends
@@ -33,12 +34,17 @@ class Admission:
     """
 
     def __init__(
-        self, config: RouterConfig, backends: Backends, streams: Streams, resolve: Resolve | None = None
+        self,
+        config: RouterConfig,
+        backends: Backends,
+        streams: Streams,
+        resolve: Resolve | None,
+        report: Report,
     ) -> None:
         self._config = config
         self._backends = backends
         self._streams = streams
-        self.replica_policy: Policy = make_policy(config.replica_policy, resolve=resolve)
+        self.replica_policy: Policy = guarded(make_policy(config.replica_policy, resolve=resolve), report)
         self.ledger = Ledger(config.admission_ratio)
         self.demand_by_model: dict[ModelId, Demand] = {}
         self.order_by_model: dict[ModelId, FifoOrder] = {}

@@ -41,8 +41,8 @@ class Desk:
         self.verifier_by_task_type = dict(verifier_by_task_type)
         self.backends = Backends(models, backends)
         self.configured_pool = self.backends.digest()
-        self.admission = Admission(config, self.backends, streams, resolve)
-        self.credit = Credit(config, streams, resolve)
+        self.admission = Admission(config, self.backends, streams, resolve, self.policy_failed)
+        self.credit = Credit(config, streams, resolve, self.policy_failed)
         self.routing = Routing(config, self.backends, self.admission, self.credit, streams)
         self.gate = Gate(config.feedback)
         self.agenda = Agenda()
@@ -52,8 +52,16 @@ class Desk:
         self.asked: dict[DecisionId, ProgramId] = {}
         """Programs for which the user's selector has been asked."""
         self.counts = Counts()
+        self.policy_failure: str | None = None
+        """What last went wrong in a user's policy class; not part of the state."""
         self.now_s = float("-inf")
         self.timer_at_s: float | None = None
         """What the host was last told to wake us at; None where it has woken us since."""
         self.out: list[c.Command] = []
         """The answer to the event at hand."""
+
+    def policy_failed(self, text: str, is_counted: bool) -> None:
+        """A user's policy raised, or answered nonsense, and was left aside for that once."""
+        self.policy_failure = text
+        if is_counted:
+            self.counts.policy_errors += 1

@@ -98,7 +98,7 @@ class Routing:
             context=tuple(x.tolist()),
             candidates=self._views(candidates, choice, at_s),
             chosen=chosen,
-            reason=reason,
+            reason="policy_fallback" if choice.is_fallback else reason,
             slot=slot,
         )
 
