@@ -160,8 +160,7 @@ def test_l6_same_seed_same_bytes():
 
 def test_l9_head_is_never_held_while_it_fits():
     """Whatever frees something starts who waits, within the same event; `Host.send` checks after each."""
-    h = busy_host(n_programs=80)
-    assert h.router.counts.held > 5
+    assert sum(busy_host(seed=seed).router.counts.held for seed in range(10)) > 20
     h = Host(make_stack(backend("a", slots=1)))
     h.serve("p")
     h.arrive("q")

@@ -213,6 +213,112 @@ def test_backend_that_hangs_is_down_after_three_in_a_row():
         assert (h.router.backends.by_id["a"].health is DOWN) == (n == 3)
 
 
+@pytest.mark.parametrize("status", [500, 502, 504, 520, 599, 401, 403, 302, 0, 999])
+def test_backend_that_answers_nonsense_is_down_after_three_in_a_row(status):
+    """Being done at once it is the least loaded, and would draw all traffic."""
+    h = host(backend("a"))
+    for n in (1, 2, 3):
+        h.arrive("p")
+        h.end_attempt(h.n_turns, "status", status=status)
+        assert (h.router.backends.by_id["a"].health is DOWN) == (n == 3)
+
+
+@pytest.mark.parametrize("status", [400, 404, 408, 413, 422, 429, 501, 503, 505])
+def test_answers_that_a_client_can_cause_blame_nobody(status):
+    """Or that ask for patience: the quiet that follows is answer enough."""
+    h = host(backend("a"))
+    for _ in range(5):
+        h.after(100.0).arrive("p")
+        h.end_attempt(h.n_turns, "status", status=status)
+    assert h.router.backends.by_id["a"].health is UP
+
+
+def test_engine_that_fails_every_call_at_once_draws_no_traffic():
+    """Two replicas, one a black hole whose probe says that all is well: it gets a try now and then."""
+    h = host(backend("good", slots=50), backend("hole", slots=50))
+    taken = {"good": 0, "hole": 0}
+    for n in range(600):
+        h.after(0.5)
+        if h.router.backends.by_id["hole"].health is DOWN:
+            h.set_health("hole", UP)
+        h.arrive(f"p{n}")
+        while h.n_turns in h.running:
+            name = h.running[h.n_turns].backend_id
+            taken[name] += 1
+            h.end_attempt(h.n_turns, *(("status",) if name == "hole" else ()), status=500 if name == "hole" else 200)
+        h.finish(f"p{n}")
+    assert taken["good"] == 600 and taken["hole"] <= 3 + 5 + 300 / 30.0
+
+
+def test_probe_does_not_end_a_cooldown_that_failed_calls_have_earned():
+    """Neither by saying up, nor by saying down and up again; when it is over, one turn at a time is let in."""
+    h = host(backend("a", slots=5))
+    for _ in range(3):
+        h.arrive("p")
+        h.end_attempt(h.n_turns, "status", status=500)
+    for health in (UP, DOWN, UP):
+        h.set_health("a", health)
+        assert h.router.backends.by_id["a"].health is DOWN
+    h.arrive("p")
+    h.arrive("q")
+    assert not h.running
+    find(h.after(1.0).wake(), c.Dispatch, program_id="p")
+    assert sorted(h.running) == [4]
+    assert kinds(h.arrive("r")) == ["RecordDecision"]
+    commands = h.end_attempt(4)
+    assert [command.program_id for command in commands if type(command) is c.Dispatch] == ["q", "r"]
+
+
+def test_trial_that_is_called_off_lets_the_next_one_try():
+    """Its client left; nothing is known yet."""
+    h = host(backend("a", slots=5))
+    for _ in range(3):
+        h.arrive("p")
+        h.end_attempt(h.n_turns, "first_byte_timeout")
+    h.arrive("p")
+    h.arrive("q")
+    h.after(1.0).wake()
+    find(h.abandon(4), c.Dispatch, program_id="q")
+    assert h.end_attempt(5, "status", status=500) and h.router.backends.by_id["a"].health is DOWN
+    assert dict(h.router.agenda.dump())["retry:a"] == 3.0
+
+
+def test_new_turns_wait_for_a_backend_that_is_only_quiet():
+    """It said when it would be back; auto and pinned alike, and never longer than a turn is held."""
+    h = host(backend("a"), hold_max_s=10.0)
+    h.arrive("p")
+    h.end_attempt(1, "status", status=429, retry_after_s=10.0)
+    assert kinds(h.arrive("auto")) == ["RecordDecision"]
+    h.arrive("pinned", model="small")
+    assert h.router.admission.n_held == 2
+    h.now_s = 10.0
+    assert len([command for command in h.wake() if type(command) is c.Dispatch]) == 2
+    h.arrive("q")
+    h.end_attempt(h.n_turns, "status", status=429, retry_after_s=10.5)
+    find(h.arrive("late"), c.EndTurn, status=503, code="no_backend_available")
+
+
+def test_new_turns_do_not_wait_for_a_backend_that_cannot_be_reached():
+    """Its cooldown says when to try, not when it will be there."""
+    h = host(backend("a"))
+    h.arrive("p")
+    h.end_attempt(1, "refused")
+    find(h.arrive("p"), c.EndTurn, status=503, code="no_backend_available")
+    h.set_health("a", DOWN)
+    find(h.arrive("p"), c.EndTurn, status=503, code="no_backend_available")
+
+
+def test_new_programs_go_to_a_model_that_takes_turns_rather_than_wait():
+    """Waiting is for when there is no other."""
+    h = host(backend("a"), backend("b", "large"))
+    h.arrive("p", model="small")
+    h.end_attempt(1, "status", status=429, retry_after_s=5.0)
+    find(h.arrive("q"), c.RecordDecision, chosen="large")
+    h.end_attempt(2, "status", status=429, retry_after_s=7.0)
+    decision = find(h.arrive("r"), c.RecordDecision)
+    assert [view.candidate for view in decision.candidates] == ["small", "large"]
+
+
 def test_failures_after_the_first_byte_do_not_blame_the_backend():
     """It answered; what broke may be anything."""
     h = host(backend("a"))

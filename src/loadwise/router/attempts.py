@@ -14,7 +14,7 @@ from .binding import Binding
 from .desk import Desk
 from .dispatching import Dispatching
 from .ending import Ending
-from .failure import UNREACHABLE, UNRESPONSIVE, explain, may_retry, patience_s
+from .failure import UNREACHABLE, explain, is_fault, may_retry, patience_s
 from .lifecycle import Lifecycle
 from .program import Program, Turn, clamped_tokens
 
@@ -92,15 +92,16 @@ class Attempts:
         return prompt_tokens + completion_tokens
 
     def _blame(self, backend_id: BackendId, event: e.AttemptEnded) -> None:
-        """Take a backend down that did not answer; leave one alone that asked for it."""
+        """Take a backend down that fails its calls; leave one alone that asked for it."""
         desk = self._desk
-        if event.outcome in UNREACHABLE or (event.outcome in UNRESPONSIVE and event.first_byte_at_s is None):
+        if is_fault(event):
             is_unreachable = event.outcome in UNREACHABLE
             again_at_s = desk.backends.note_failure(backend_id, desk.now_s, is_unreachable=is_unreachable)
             if again_at_s is not None:
                 desk.agenda.schedule(f"retry:{backend_id}", again_at_s)
         elif event.outcome is AttemptOutcome.STATUS:
-            desk.backends.note_success(backend_id)
+            if event.status < 500:
+                desk.backends.note_success(backend_id)
             asked_s = patience_s(event)
             if asked_s is not None:
                 quiet_until_s = desk.backends.keep_quiet(backend_id, desk.now_s + asked_s)

@@ -30,13 +30,18 @@ class Dispatching:
         stays = program.is_reserved and not turn.is_side
         if (stays or desk.admission.head(turn.model) is None) and self.try_dispatch(turn, program):
             return
-        if not stays and not desk.backends.usable(turn.model, desk.now_s):
+        if not stays and not self._is_coming(turn.model):
             self._ending.end_turn(turn, TurnOutcome.REJECTED, nobody_usable(f"model {turn.model!r}"))
         elif desk.admission.n_held >= desk.config.held_max:
             text = f"{desk.config.held_max} turns are held, which is the limit"
             self._ending.end_turn(turn, TurnOutcome.REJECTED, overloaded("too_many_held", text))
         else:
             self.hold(turn, program)
+
+    def _is_coming(self, model_id: ModelId) -> bool:
+        """Whether a backend of the model takes turns, or will within the time that a turn may be held."""
+        desk = self._desk
+        return desk.backends.returns_at_s(model_id, desk.now_s) <= desk.now_s + desk.config.hold_max_s
 
     def hold(self, turn: Turn, program: Program) -> None:
         """Put the turn behind all others of its model, for `hold_max_s` at most."""
@@ -82,7 +87,10 @@ class Dispatching:
         turn.backend_id = backend_id
         if not turn.has_own_reservation:
             program.n_covered += 1
-        desk.backends.by_id[backend_id].n_running += 1
+        state = desk.backends.by_id[backend_id]
+        state.n_running += 1
+        if state.is_on_trial:
+            desk.backends.begin_trial(state, turn.turn_id)
         assert turn.model is not None and program.decision_id is not None
         desk.out.append(
             c.Dispatch(

@@ -83,7 +83,10 @@ class Ending:
         else:
             program.n_covered -= 1
         turn.backend_id = None
-        self._desk.backends.by_id[backend_id].n_running -= 1
+        state = self._desk.backends.by_id[backend_id]
+        state.n_running -= 1
+        if state.trial_turn_id == turn.turn_id:
+            self._desk.backends.end_trial(backend_id, state)
 
     def close_turn(self, turn: Turn, program: Program) -> None:
         """Drop the turn from every table; its program rests when it was the last one open."""

@@ -2,7 +2,7 @@
 
 from loadwise.kernel import events as e
 from loadwise.kernel.ids import BackendId, ModelId
-from loadwise.kernel.pool import BackendHealth, BackendSpec, ModelSpec
+from loadwise.kernel.pool import BackendSpec, ModelSpec
 from loadwise.kernel.work import TurnOutcome
 
 from .desk import Desk
@@ -79,15 +79,18 @@ class PoolChanges:
         desk.admission.add_backend(spec)
 
     def backend_changed(self, event: e.BackendChanged) -> None:
-        """A probe or an operator has spoken; that ends our own cooldown."""
+        """A probe or an operator has spoken; that ends a cooldown, unless failed calls have earned it."""
         desk = self._desk
         if event.backend_id not in desk.backends.by_id:
             desk.counts.stale += 1
             return
-        desk.agenda.cancel(f"retry:{event.backend_id}")
-        if event.health is BackendHealth.UP:
+        again_at_s = desk.backends.hear(event.backend_id, event.health, desk.now_s)
+        if again_at_s is None:
+            desk.agenda.cancel(f"retry:{event.backend_id}")
+        else:
+            desk.agenda.schedule(f"retry:{event.backend_id}", again_at_s)
+        if not desk.backends.by_id[event.backend_id].quiet_until_s > desk.now_s:
             desk.agenda.cancel(f"quiet:{event.backend_id}")
-        desk.backends.set_health(event.backend_id, event.health)
 
     def backend_removed(self, event: e.BackendRemoved) -> None:
         """An operator took it out."""

@@ -37,6 +37,13 @@ class Routing:
         """Models with a backend that takes new programs, in the order of the pool file."""
         return [m for m in self._backends.model_by_id if m not in exclude and self._backends.usable(m, at_s)]
 
+    def models_for_new(self, at_s: float) -> list[ModelId]:
+        """As `models`; where there is none, those of which a backend comes back while a turn may be held for it."""
+        limit_s = at_s + self._config.hold_max_s
+        return self.models(at_s) or [
+            m for m in self._backends.model_by_id if self._backends.returns_at_s(m, at_s) <= limit_s
+        ]
+
     def context(self, program: Program) -> Vector:
         """The program's feature vector, shape (d,)."""
         return self._config.context.features(program.task_type, program.domain, program.components)
