@@ -6,15 +6,16 @@
 import random
 
 import pytest
-from router_host import Host, backend, encoded, find, make_stack
+from router_host import Host, backend, encoded, find, kinds, make_stack
 
 from loadwise.kernel import commands as c
 from loadwise.kernel import events as e
 from loadwise.kernel.errors import LawBroken
 from loadwise.kernel.ids import BackendId, DecisionId, ModelId, ProgramId
 from loadwise.kernel.pool import BackendHealth, Signal
-from loadwise.kernel.work import ProgramState
+from loadwise.kernel.work import ProgramState, Usage
 from loadwise.policy.registry import PolicySpec
+from loadwise.router.program import OUTPUT_RESERVED_MAX_TOKENS
 
 
 def busy_host(n_programs=40, seed=5, **router):
@@ -142,6 +143,45 @@ def test_l5_every_dispatch_is_covered_in_the_backends_own_unit():
     turn_id, dispatch = next(iter(h.running.items()))
     key = next(k for k in (h.router.turns[turn_id].key, dispatch.program_id) if ledger.holds(k, dispatch.backend_id))
     broken(h, "L5", lambda router: ledger.release(key, dispatch.backend_id))
+
+
+def reserved(h, name, key):
+    """What a key holds on a backend."""
+    return h.router.admission.ledger.account_by_backend[name].amount_by_key.get(key)
+
+
+def test_l5_reservation_follows_a_turn_when_it_is_dispatched():
+    """A bound program's long turn is promised its real size before it runs, and nobody is admitted beside it."""
+    h = Host(make_stack(backend("a", kv_tokens=100_000), expected_tokens=500))
+    h.serve("p")
+    assert reserved(h, "a", "p") == 500
+    find(h.arrive("p", prompt_tokens=90_000, max_output_tokens=300), c.Dispatch)
+    assert reserved(h, "a", "p") == 90_300
+    h.arrive("p", prompt_tokens=50)
+    assert kinds(h.arrive("q")) == ["RecordDecision"]
+    h.end_attempt(3)
+    assert reserved(h, "a", "p") == 90_300, "a small sibling's end must not shrink what still runs"
+    find(h.end_attempt(2, "completed", usage=Usage(prompt_tokens=70_000)), c.Dispatch, program_id="q")
+    assert reserved(h, "a", "p") == 70_000
+    h.arrive("p", prompt_tokens=95_000)
+    h.end_attempt(5, "idle_timeout", first_byte_at_s=0.0)
+    assert reserved(h, "a", "p") == 70_000, "what failed for good gives its growth back"
+
+
+def test_l5_output_that_is_asked_for_is_promised_within_reason():
+    """A limit of 64,000 tokens that nobody uses must not keep everybody else out."""
+    h = Host(make_stack(backend("a", kv_tokens=100_000), expected_tokens=500))
+    h.arrive("p", prompt_tokens=2_000, max_output_tokens=64_000)
+    assert reserved(h, "a", "p") == 2_000 + OUTPUT_RESERVED_MAX_TOKENS
+    h.arrive("p", prompt_tokens=10, max_output_tokens=-5)
+    assert reserved(h, "a", "p") == 2_000 + OUTPUT_RESERVED_MAX_TOKENS
+
+
+def test_l5_check_sees_a_turn_that_has_outgrown_its_reservation():
+    """Covered, but not by enough."""
+    h = Host(make_stack(backend("a", kv_tokens=100_000), expected_tokens=500))
+    h.arrive("p", prompt_tokens=2_000)
+    broken(h, "L5", lambda router: router.admission.ledger.extend("p", "a", 1_999))
 
 
 def test_l5_reservation_that_nobody_owns_is_seen():

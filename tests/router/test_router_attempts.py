@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from router_host import Host, backend, find, kinds, make_stack
+from router_host import MODELS, Host, backend, find, kinds, make_stack
 
 from loadwise.kernel import commands as c
 from loadwise.kernel import events as e
@@ -172,6 +172,32 @@ def test_every_model_is_tried_once_and_then_the_failure_is_told():
     h.end_attempt(1, "status", status=500)
     find(h.end_attempt(1, "status", status=500), c.EndTurn, status=500, outcome=TurnOutcome.FAILED)
     assert not h.router.table.by_id and not h.router.credit.pending_by_decision
+
+
+THREE = dict.fromkeys(("m0", "m1", "m2", "m3"), MODELS["small"])
+
+
+@pytest.mark.parametrize("attempts_max", [1, 2, 3])
+@pytest.mark.parametrize("n_replicas", [1, 2, 4])
+def test_another_model_is_reached_however_many_attempts_replicas_have_used(attempts_max, n_replicas):
+    """The limit is one model's; all in all there are attempts_max for each of the models that may be tried."""
+    pool = [backend(f"{model}-{n}", model) for model in THREE for n in range(n_replicas)]
+    h = Host(make_stack(*pool, models=THREE, attempts_max=attempts_max, fallbacks_max=2))
+    h.arrive("p")
+    models = []
+    while 1 in h.running:
+        models.append(h.running[1].model)
+        commands = h.end_attempt(1, "status", status=500)
+    find(commands, c.EndTurn, status=500)
+    per_model = min(attempts_max, n_replicas)
+    assert len(set(models)) == 3 and len(models) == 3 * per_model
+
+
+def test_fallbacks_can_be_turned_off():
+    """Then a failing model's error is the answer."""
+    h = host(backend("a"), backend("b", "large"), fallbacks_max=0)
+    h.arrive("p")
+    find(h.end_attempt(1, "status", status=500), c.EndTurn, status=500)
 
 
 @pytest.mark.parametrize("how", ["answered", "pinned", "parallel"])

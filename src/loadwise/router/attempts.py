@@ -62,7 +62,6 @@ class Attempts:
         if not turn.is_side:
             program.context_tokens = context_tokens
             program.peak_tokens = max(program.peak_tokens, context_tokens)
-            desk.admission.follow(program)
         self._ending.close_turn(turn, program)
         desk.counts.completed += 1
         if turn.is_final:
@@ -109,9 +108,16 @@ class Attempts:
 
     def _retry(self, turn: Turn, program: Program, backend_id: BackendId, event: e.AttemptEnded) -> bool:
         """Try again, invisibly to the client. False where there is no way left."""
-        desk = self._desk
-        if not may_retry(event) or turn.attempt >= desk.config.attempts_max:
+        if not may_retry(event):
             return False
+        n_attempts = turn.attempt - turn.n_attempts_before
+        if n_attempts < self._desk.config.attempts_max and self._retry_model(turn, program, backend_id, event):
+            return True
+        return self._fall_back(turn, program)
+
+    def _retry_model(self, turn: Turn, program: Program, backend_id: BackendId, event: e.AttemptEnded) -> bool:
+        """Try the same model again: now, or when a replica has room."""
+        desk = self._desk
         n_tried_here = turn.tried.count(backend_id)
         turn.tried.append(backend_id)
         if self._dispatching.try_dispatch(turn, program):
@@ -125,9 +131,8 @@ class Attempts:
             turn.tried.remove(backend_id)
             is_dispatched = self._dispatching.try_dispatch(turn, program)
             turn.tried.append(backend_id)
-            if is_dispatched:
-                return True
-        return self._fall_back(turn, program)
+            return is_dispatched
+        return False
 
     def _fall_back(self, turn: Turn, program: Program) -> bool:
         """Bind a program that has had no answer yet to another model."""
@@ -137,13 +142,14 @@ class Attempts:
         assert program.model is not None
         tried_models = frozenset({*program.tried_models, program.model})
         models = desk.routing.models(desk.now_s, tried_models)
-        if not models:
+        if not models or len(program.tried_models) >= desk.config.fallbacks_max:
             return False
         program.tried_models.append(program.model)
         slot = desk.credit.slot(program.decision_id)
         desk.credit.undo(program.decision_id)
         desk.admission.release_program(program)
         turn.tried.clear()
+        turn.n_attempts_before = turn.attempt
         program.backend_id = None
         program.move(ProgramState.ARRIVED)
         self._binding.decide(program, models, slot=slot, reason="fallback")

@@ -96,10 +96,17 @@ class Ending:
         del desk.turns[turn.turn_id]
         program.open_turns.remove(turn.turn_id)
         program.active_at_s = desk.now_s
+        if program.is_reserved:
+            desk.admission.follow(program, self._needed_tokens(program) if program.n_covered else 0)
         if not program.open_turns:
             desk.table.rest(program.program_id)
             if program.is_implicit:
                 desk.admission.release_program(program)
+
+    def _needed_tokens(self, program: Program) -> int:
+        """What the largest of the turns needs that run under the program's reservation."""
+        turns = (self._desk.turns[turn_id] for turn_id in program.open_turns)
+        return max(t.needed_tokens for t in turns if t.backend_id is not None and not t.has_own_reservation)
 
     def stop_waiting(self, turn: Turn) -> None:
         """Take the turn out of its order, if it stands in one, and forget when it would have been evicted."""

@@ -5,12 +5,11 @@ from loadwise.kernel.ids import BackendId, ModelId
 from loadwise.kernel.pool import BackendSpec, ModelSpec
 from loadwise.kernel.work import TurnOutcome
 
+from .config import MODELS_MAX as MODELS_MAX
 from .desk import Desk
 from .ending import Ending
 from .failure import Failure
 
-MODELS_MAX = 256
-"""Models of a pool; a learner remembers no more."""
 BACKENDS_MAX = 4096
 
 
