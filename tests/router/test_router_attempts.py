@@ -447,6 +447,35 @@ def test_tokens_of_retried_attempts_are_not_counted_and_of_failed_ones_are():
     assert h.router.table.by_id["p"].prompt_tokens == 150
 
 
+@pytest.mark.parametrize("how", ["abandoned", "finished"])
+def test_tokens_of_a_turn_that_was_called_off_are_counted_when_they_become_known(how):
+    """The engine has worked for them; the program pays once, and a later program of that name never."""
+    h = host()
+    h.serve("p")
+    h.arrive("p")
+    h.abandon(2) if how == "abandoned" else h.finish("p")
+    used = {"usage": Usage(prompt_tokens=40, completion_tokens=3), "attempt": 1}
+    for _ in range(2):
+        assert h.end_attempt(2, "cancelled", **used) == []
+    program = h.router.table.by_id["p"]
+    assert (program.prompt_tokens, program.completion_tokens, program.n_turns) == (140, 13, 1)
+    assert program.cost_usd == pytest.approx((140 * 0.1 + 13 * 0.4) / 1e6)
+    assert h.router.counts.stale == 1 and not h.router.desk.called_off
+
+
+def test_program_that_was_forgotten_is_not_charged_to_the_next_of_its_name():
+    """Nor is anything charged for an attempt that died with its host."""
+    h = host()
+    h.arrive("p")
+    h.abandon(1)
+    h.after(1.0).arrive("p")
+    h.end_attempt(1, "cancelled", attempt=1, usage=Usage(prompt_tokens=40))
+    h.abandon(2)
+    h.send(e.HostRestarted(at_s=h.now_s))
+    h.end_attempt(2, "cancelled", attempt=1, usage=Usage(prompt_tokens=40))
+    assert h.router.counts.stale == 2 and not h.router.desk.called_off
+
+
 def test_two_retries_meet_on_one_replica_that_has_room_for_one():
     """Reservations decide, not hope."""
     h = host(backend("a", slots=2), backend("b", slots=1))

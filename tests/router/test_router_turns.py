@@ -224,7 +224,7 @@ def test_client_that_leaves_cancels_its_engine_call():
     assert kinds(h.abandon(2)) == ["CancelAttempt"]
     assert h.router.backends.by_id["a"].n_running == 0
     assert h.end_attempt(2, "cancelled") == []
-    assert h.router.counts.stale == 1
+    assert h.router.counts.stale == 0
     assert h.abandon(2) == []
 
 

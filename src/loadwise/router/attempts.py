@@ -16,7 +16,7 @@ from .dispatching import Dispatching
 from .ending import Ending
 from .failure import UNREACHABLE, explain, is_fault, may_retry, patience_s
 from .lifecycle import Lifecycle
-from .program import Program, Turn, clamped_tokens
+from .program import CalledOff, Program, Turn, clamped_tokens
 
 
 class Attempts:
@@ -36,7 +36,8 @@ class Attempts:
         desk = self._desk
         turn = desk.turns.get(event.turn_id)
         if turn is None or turn.backend_id is None or turn.attempt != event.attempt:
-            desk.counts.stale += 1
+            if not self._charge_called_off(event):
+                desk.counts.stale += 1
             return
         program = desk.table.by_id[turn.program_id]
         if event.outcome is AttemptOutcome.COMPLETED:
@@ -57,7 +58,7 @@ class Attempts:
         assert turn.backend_id is not None
         desk.backends.note_success(turn.backend_id)
         self._ending.lift(turn, program)
-        context_tokens = self._count_tokens(program, turn, event.usage)
+        context_tokens = self._charge(program, turn, event.usage)
         program.n_turns += 1
         if not turn.is_side:
             program.context_tokens = context_tokens
@@ -71,13 +72,25 @@ class Attempts:
         self._ending.lift(turn, program)
         self._blame(backend_id, event)
         if event.outcome is AttemptOutcome.CANCELLED:
-            self._count_tokens(program, turn, event.usage)
+            self._charge(program, turn, event.usage)
             self._ending.end_turn(turn, TurnOutcome.CANCELLED, None)
         elif not self._retry(turn, program, backend_id, event):
-            self._count_tokens(program, turn, event.usage)
+            self._charge(program, turn, event.usage)
             self._ending.end_turn(turn, TurnOutcome.FAILED, explain(event, backend_id))
 
-    def _count_tokens(self, program: Program, turn: Turn, usage: Usage) -> int:
+    def _charge_called_off(self, event: e.AttemptEnded) -> bool:
+        """An attempt that was taken back has ended: its program is charged, if it is still remembered."""
+        called_off = self._desk.called_off.get(event.turn_id)
+        if called_off is None or called_off.attempt != event.attempt:
+            return False
+        del self._desk.called_off[event.turn_id]
+        program = self._desk.table.by_id.get(called_off.program_id)
+        if program is None or program.arrived_at_s != called_off.arrived_at_s:
+            return False
+        self._charge(program, called_off, event.usage)
+        return True
+
+    def _charge(self, program: Program, turn: Turn | CalledOff, usage: Usage) -> int:
         """Add what the engine counted to the program. Returns the length of the context, in tokens."""
         prompt_tokens = clamped_tokens(usage.prompt_tokens if usage.is_exact else turn.prompt_tokens)
         completion_tokens = clamped_tokens(usage.completion_tokens)

@@ -19,9 +19,12 @@ from .config import RouterConfig
 from .counts import Counts
 from .credit import Credit
 from .gate import Gate
-from .program import Turn
+from .program import CalledOff, Turn
 from .routing import Routing
 from .table import ProgramTable
+
+CALLED_OFF_MAX = 1024
+"""A host that is told to take an attempt back says soon how it ended, or never."""
 
 
 class Desk:
@@ -49,6 +52,8 @@ class Desk:
         self.table = ProgramTable()
         self.turns: dict[TurnId, Turn] = {}
         """Open turns."""
+        self.called_off: dict[TurnId, CalledOff] = {}
+        """Attempts taken back whose end has not been told yet, oldest first; `CALLED_OFF_MAX` at most."""
         self.asked: dict[DecisionId, ProgramId] = {}
         """Programs for which the user's selector has been asked."""
         self.counts = Counts()

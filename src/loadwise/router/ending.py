@@ -8,9 +8,9 @@ from loadwise.kernel import commands as c
 from loadwise.kernel import events as e
 from loadwise.kernel.work import ProgramState, TurnOutcome
 
-from .desk import Desk
+from .desk import CALLED_OFF_MAX, Desk
 from .failure import Failure
-from .program import Program, Turn
+from .program import CalledOff, Program, Turn
 
 _FORGOTTEN_AS = {
     TurnOutcome.REJECTED: ProgramState.REJECTED,
@@ -61,8 +61,23 @@ class Ending:
         """End an open turn from our side or the client's, wherever it stands."""
         if turn.backend_id is not None:
             self._desk.out.append(c.CancelAttempt(turn_id=turn.turn_id, attempt=turn.attempt))
+            self._remember(turn)
             self.lift(turn, self._desk.table.by_id[turn.program_id])
         self.end_turn(turn, outcome, failure, keeps_program=keeps_program)
+
+    def _remember(self, turn: Turn) -> None:
+        """The engine has worked for it: what that has cost is the program's, when it becomes known."""
+        called_off, program = self._desk.called_off, self._desk.table.by_id[turn.program_id]
+        assert turn.model is not None
+        called_off[turn.turn_id] = CalledOff(
+            attempt=turn.attempt,
+            program_id=turn.program_id,
+            arrived_at_s=program.arrived_at_s,
+            model=turn.model,
+            prompt_tokens=turn.prompt_tokens,
+        )
+        while len(called_off) > CALLED_OFF_MAX:
+            del called_off[next(iter(called_off))]
 
     def cancel_turns_of(self, program: Program, failure: Failure | None, *, keeps_program: bool = False) -> None:
         """Cancel all open turns of a program."""

@@ -121,6 +121,9 @@ class PoolChanges:
         for turn in list(desk.turns.values()):
             is_bound = desk.table.by_id[turn.program_id].model is not None
             self._ending.cancel_turn(turn, None, keeps_program=is_bound)
+        desk.called_off.clear()
+        for state in desk.backends.by_id.values():
+            state.signals.clear()  # the run's clock stood still meanwhile: they are older than they look (law L10)
         desk.timer_at_s = None
 
     # --- what is due ---

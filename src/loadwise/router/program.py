@@ -151,6 +151,17 @@ class Program(msgspec.Struct, kw_only=True):
         )
 
 
+class CalledOff(msgspec.Struct, kw_only=True):
+    """An attempt that was taken back; its engine may still say what it has used."""
+
+    attempt: int
+    program_id: ProgramId
+    arrived_at_s: float
+    """Of its program, so that a later one of the same name is not charged."""
+    model: ModelId
+    prompt_tokens: int
+
+
 class Turn(msgspec.Struct, kw_only=True):
     """One open turn."""
 
