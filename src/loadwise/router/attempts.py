@@ -159,7 +159,7 @@ class Attempts:
             return False
         program.tried_models.append(program.model)
         slot = desk.credit.slot(program.decision_id)
-        desk.credit.undo(program.decision_id)
+        self._ending.undo(program)
         desk.admission.release_program(program)
         turn.tried.clear()
         turn.n_attempts_before = turn.attempt

@@ -6,11 +6,12 @@ what they need is promised already.
 
 from loadwise.kernel import commands as c
 from loadwise.kernel.ids import ModelId, TurnId
+from loadwise.kernel.pool import CapacityUnit
 from loadwise.kernel.work import ProgramState, TurnOutcome
 
 from .desk import Desk
 from .ending import Ending
-from .failure import nobody_usable, overloaded
+from .failure import RETRY_AFTER_S, held_too_long, nobody_usable, overloaded, rate_limited
 from .program import Program, Turn
 
 _S = ProgramState
@@ -165,5 +166,17 @@ class Dispatching:
         turn = self._desk.turns.get(TurnId(int(key)))
         if turn is None or turn.waits_since_s is None:
             return
-        text = f"held for {self._desk.config.hold_max_s:g} s, which is the limit"
-        self._ending.end_turn(turn, TurnOutcome.EVICTED, overloaded("held_too_long", text))
+        hold_max_s, frees_after_s = self._desk.config.hold_max_s, self._window_frees_after_s(turn)
+        failure = held_too_long(hold_max_s) if frees_after_s is None else rate_limited(hold_max_s, frees_after_s)
+        self._ending.end_turn(turn, TurnOutcome.EVICTED, failure)
+
+    def _window_frees_after_s(self, turn: Turn) -> float | None:
+        """In how long a request per minute comes free, where such are all that a held turn waits for."""
+        desk = self._desk
+        if not turn.is_held or turn.model is None:
+            return None
+        usable, ledger = desk.backends.usable(turn.model, desk.now_s), desk.admission.ledger
+        if not usable or any(ledger.unit(b) is not CapacityUnit.REQUESTS_PER_MINUTE for b in usable):
+            return None
+        frees_at_s = [ledger.frees_at_s(b, at_s=desk.now_s) for b in usable]
+        return min((at_s - desk.now_s for at_s in frees_at_s if at_s is not None), default=RETRY_AFTER_S)

@@ -133,11 +133,22 @@ class Ending:
     def _forget(self, program: Program, outcome: TurnOutcome) -> None:
         """A program without a single answer leaves no trace; its decision is undone."""
         program.move(_FORGOTTEN_AS[outcome])
-        self._desk.credit.undo(program.decision_id)
+        self.undo(program)
         self._desk.admission.release_program(program)
         self.leave(program)
         self._desk.counts.forgotten += 1
         self._desk.table.forget(program.program_id)
+
+    def undo(self, program: Program) -> None:
+        """The program's decision will never be judged; what is still to be estimated of it is, for it was made."""
+        self.record_propensities(program)
+        self._desk.credit.undo(program.decision_id)
+
+    def record_propensities(self, program: Program) -> None:
+        """Write down the propensities of the program's decision that were too costly on its path."""
+        propensities = self._desk.credit.late_propensities(program.decision_id)
+        if propensities is not None and program.decision_id is not None:
+            self._desk.out.append(c.RecordPropensities(decision_id=program.decision_id, propensities=propensities))
 
     def leave(self, program: Program) -> None:
         """Nothing more will be learned of the program: nothing of it stays due, and its slot at the gate is free."""

@@ -52,6 +52,17 @@ def overloaded(code: str, message: str) -> Failure:
     return Failure(status=503, code=code, message=message, retry_after_s=RETRY_AFTER_S)
 
 
+def held_too_long(hold_max_s: float) -> Failure:
+    """The turn has waited as long as it may."""
+    return overloaded("held_too_long", f"held for {hold_max_s:g} s, which is the limit")
+
+
+def rate_limited(hold_max_s: float, frees_after_s: float) -> Failure:
+    """The turn has waited as long as it may for a rate window of ours: the pool is not slow, it is rationed."""
+    text = f"held for {hold_max_s:g} s, which is the limit: all requests per minute of its backends are spent"
+    return Failure(status=429, code="rate_limited", message=text, retry_after_s=frees_after_s)
+
+
 def nobody_usable(what: str) -> Failure:
     """Every backend that could answer is down, draining, or asked to be left alone."""
     return overloaded("no_backend_available", f"no backend of {what} can be reached now")

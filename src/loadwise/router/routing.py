@@ -82,7 +82,8 @@ class Routing:
             )
             choice = self._credit.choose(context, candidates, slot, self._streams.at("policy", decision_id))
         else:
-            choice = _named_choice(models.index(named), len(models), named_propensity)
+            is_certain = reason == "pinned"
+            choice = _named_choice(models.index(named), len(models), 1.0 if is_certain else named_propensity)
         chosen = models[choice.chosen]
         program.model, program.decision_id = chosen, decision_id
         self._credit.await_verdict(
@@ -139,8 +140,10 @@ class Routing:
 
 
 def _named_choice(index: int, n_candidates: int, propensity: float | None) -> Choice:
-    """A choice that somebody else made: certain, unless its propensity was told."""
-    if propensity is not None and n_candidates > 1:
-        rest = (1.0 - propensity) / (n_candidates - 1)
-        return Choice(chosen=index, propensities=tuple(propensity if i == index else rest for i in range(n_candidates)))
-    return Choice(chosen=index, propensities=tuple(1.0 if i == index else 0.0 for i in range(n_candidates)))
+    """A choice that somebody else made, with the propensity that was told, or with none: silence is not certainty."""
+    if n_candidates == 1:
+        propensity = 1.0
+    if propensity is None:
+        return Choice(chosen=index)
+    rest = (1.0 - propensity) / max(n_candidates - 1, 1)
+    return Choice(chosen=index, propensities=tuple(propensity if i == index else rest for i in range(n_candidates)))
