@@ -7,7 +7,7 @@ shape as a pool file, and every explicit value wins over it.
 import hashlib
 import importlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from types import UnionType
@@ -183,15 +183,15 @@ def open_stack(
     config: Config | Mapping[str, Any] | str | Path,
     seed: int = 0,
     *,
-    may_import: Callable[[str], bool] = lambda path: True,
+    resolve: Resolve | None = None,
 ) -> Stack:
     """Build the stack of machines for a configuration, ready for its first event.
 
     Args:
         config: a `Config`, a mapping of the pool file's shape, or a path to one.
         seed: fixes all chance; equal seeds and equal events give equal commands. In [0, 2**64).
-        may_import: whether a class of the configuration may be imported by its dotted path. A configuration that its
-            user wrote may name any; one that came in a journal is somebody else's word.
+        resolve: what a dotted path of the configuration leads to; None imports it (`import_class`). A configuration
+            that its user wrote may name any; one that came in a journal is somebody else's word.
 
     Raises:
         ConfigError: what the configuration says is not allowed, or the seed is out of its range.
@@ -203,7 +203,7 @@ def open_stack(
     elif not isinstance(config, Config):
         config = parse_config(config)
     verifiers = {name: spec.verifier.kind for name, spec in config.task_types.items()}
-    router = Router(config.models, config.backends, config.router, verifiers, seed, resolve=_resolver(may_import))
+    router = Router(config.models, config.backends, config.router, verifiers, seed, resolve=resolve or import_class)
     return Stack({"router": router}, dict.fromkeys(router.heard_events, "router"))
 
 
@@ -228,15 +228,6 @@ def import_class(path: str) -> Any:
     except Exception as error:  # importing a user's module may raise anything
         raise ConfigError(f"policy {path!r} cannot be loaded: {error}") from error
     return found
-
-
-def _resolver(may_import: Callable[[str], bool]) -> Resolve:
-    def resolve(path: str) -> Any:
-        if not may_import(path):
-            raise ConfigError(f"policy {path!r} is a class outside loadwise, and importing it is not allowed here")
-        return import_class(path)
-
-    return resolve
 
 
 def config_from_builtins(plain: Any) -> Config:

@@ -27,7 +27,7 @@ one timer: the earliest thing due.
 References: ORACLE, sections 4.1 to 4.3, appendices B.2 and E.9.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from loadwise.kernel import commands as c
@@ -154,6 +154,10 @@ class Router:
             desk.timer_at_s = next_at_s
             out.append(c.SetTimer(timer=TIMER, fires_at_s=next_at_s))
         return out
+
+    def follow(self, decisions: Sequence[c.RecordDecision]) -> None:
+        """Decide in the next event as it was recorded, where the model is still a candidate."""
+        self.routing.recorded = {decision.decision_id: decision for decision in decisions}
 
     def _start_waiting(self) -> None:
         """Start whoever may start now: held turns, then programs at the gate, until nothing moves."""

@@ -27,6 +27,8 @@ class Routing:
         self._credit = credit
         self._streams = streams
         self.n_decisions = 0
+        self.recorded: dict[DecisionId, c.RecordDecision] = {}
+        """Decisions of the event at hand as they were made once; see `kernel.machine.Follower`."""
 
     def next_decision_id(self) -> DecisionId:
         """A number that no decision has had."""
@@ -80,7 +82,9 @@ class Routing:
             context = Context(
                 decision_id=decision_id, x=x, at_s=at_s, task_type=program.task_type, domain=program.domain
             )
-            choice = self._credit.choose(context, candidates, slot, self._streams.at("policy", decision_id))
+            choice = _recorded_choice(self.recorded.get(decision_id), models)
+            if choice is None:
+                choice = self._credit.choose(context, candidates, slot, self._streams.at("policy", decision_id))
         else:
             is_certain = reason == "pinned"
             choice = _named_choice(models.index(named), len(models), 1.0 if is_certain else named_propensity)
@@ -137,6 +141,26 @@ class Routing:
                 )
             )
         return tuple(views)
+
+
+def _recorded_choice(recorded: c.RecordDecision | None, models: Sequence[ModelId]) -> Choice | None:
+    """The choice that a decision records; None where there is none, or it was among other candidates."""
+    if recorded is None or [view.candidate for view in recorded.candidates] != list(models):
+        return None
+    views = recorded.candidates
+    return Choice(
+        chosen=models.index(recorded.chosen),
+        scores=_whole([view.score for view in views]) or (),
+        means=_whole([view.mean for view in views]) or (),
+        widths=_whole([view.width for view in views]) or (),
+        propensities=_whole([view.propensity for view in views]),
+        is_fallback=recorded.reason == "policy_fallback",
+    )
+
+
+def _whole(values: list[float | None]) -> tuple[float, ...] | None:
+    known = tuple(value for value in values if value is not None)
+    return known if len(known) == len(values) else None
 
 
 def _named_choice(index: int, n_candidates: int, propensity: float | None) -> Choice:
