@@ -5,6 +5,7 @@ shape as a pool file, and every explicit value wins over it.
 """
 
 import hashlib
+import importlib
 import math
 from collections.abc import Mapping
 from importlib import resources
@@ -22,7 +23,7 @@ from loadwise.kernel.pool import BackendSpec, ModelSpec
 from loadwise.kernel.stack import Stack
 from loadwise.kernel.streams import Streams
 from loadwise.policy.base import Candidate, Context, Policy
-from loadwise.policy.registry import PolicySpec, make_policy, named_candidates
+from loadwise.policy.registry import PolicySpec, Resolve, is_path, make_policy, named_candidates
 from loadwise.router.config import RouterConfig
 from loadwise.router.machine import EXTERNAL, Router
 from loadwise.router.pool import BACKENDS_MAX, MODELS_MAX
@@ -30,6 +31,9 @@ from loadwise.router.pool import BACKENDS_MAX, MODELS_MAX
 _T = TypeVar("_T")
 
 DEFAULT_PRESET = "loadwise"
+
+SEEDS = 1 << 64
+"""Seeds are below it: more bits would change nothing."""
 
 VERIFIER_KINDS = (
     EXTERNAL,
@@ -175,20 +179,55 @@ def parse_config(mapping: Mapping[str, Any], *, where: str = "config") -> Config
     return convert(merged, Config, where=where)
 
 
-def open_stack(config: Config | Mapping[str, Any] | str | Path, seed: int = 0) -> Stack:
+def open_stack(
+    config: Config | Mapping[str, Any] | str | Path,
+    seed: int = 0,
+    *,
+    resolve: Resolve | None = None,
+) -> Stack:
     """Build the stack of machines for a configuration, ready for its first event.
 
     Args:
         config: a `Config`, a mapping of the pool file's shape, or a path to one.
-        seed: fixes all chance; equal seeds and equal events give equal commands.
+        seed: fixes all chance; equal seeds and equal events give equal commands. In [0, 2**64).
+        resolve: what a dotted path of the configuration leads to; None imports it (`import_class`). A configuration
+            that its user wrote may name any; one that came in a journal is somebody else's word.
+
+    Raises:
+        ConfigError: what the configuration says is not allowed, or the seed is out of its range.
     """
+    if not 0 <= seed < SEEDS:
+        raise ConfigError(f"seed is {seed!r}; it must be >= 0 and < 2**64")
     if isinstance(config, str | Path):
         config = load_config(config)
     elif not isinstance(config, Config):
         config = parse_config(config)
     verifiers = {name: spec.verifier.kind for name, spec in config.task_types.items()}
-    router = Router(config.models, config.backends, config.router, verifiers, seed)
+    router = Router(config.models, config.backends, config.router, verifiers, seed, resolve=resolve or import_class)
     return Stack({"router": router}, dict.fromkeys(router.heard_events, "router"))
+
+
+def policy_classes(config: Config) -> frozenset[str]:
+    """Dotted paths of users' classes that a configuration names."""
+    return frozenset(spec.name for spec in (config.router.policy, config.router.replica_policy) if is_path(spec.name))
+
+
+def import_class(path: str) -> Any:
+    """What a dotted path names.
+
+    Raises:
+        ConfigError: it is not of the form 'package.module:Class', or there is no such thing.
+    """
+    module_name, _, class_name = path.partition(":")
+    if not all(part.isidentifier() for part in (*module_name.split("."), *class_name.split("."))):
+        raise ConfigError(f"policy {path!r} is not of the form 'package.module:Class'")
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in class_name.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # importing a user's module may raise anything
+        raise ConfigError(f"policy {path!r} cannot be loaded: {error}") from error
+    return found
 
 
 def config_from_builtins(plain: Any) -> Config:
@@ -283,7 +322,7 @@ def _shape_router(flat: dict[Any, Any], task_types: Any, where: str) -> dict[str
 
 def _made(policy: dict[str, Any], where: str) -> Policy:
     try:
-        return make_policy(PolicySpec(name=policy["name"], options=policy["options"]))
+        return make_policy(PolicySpec(name=policy["name"], options=policy["options"]), resolve=import_class)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error.message}") from error
 
@@ -297,8 +336,9 @@ def _require_replica_policy(policy: dict[str, Any], where: str) -> None:
     made = _made(policy, where)
     try:
         made.choose(Context(decision_id=1, x=np.zeros(0)), candidates, Streams(0).at("replica", 1))
-    except Error as error:
-        raise ConfigError(f"{where}: {policy['name']!r} cannot choose without a context: {error.message}") from error
+    except Exception as error:  # a user's class may raise anything
+        what = error.message if isinstance(error, Error) else f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{where}: {policy['name']!r} cannot choose without a context: {what}") from error
 
 
 def _check_keys(value: Any, kind: Any, where: str) -> None:

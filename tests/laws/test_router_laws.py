@@ -6,15 +6,16 @@
 import random
 
 import pytest
-from router_host import Host, backend, encoded, find, make_stack
+from router_host import Host, backend, encoded, find, kinds, make_stack
 
 from loadwise.kernel import commands as c
 from loadwise.kernel import events as e
 from loadwise.kernel.errors import LawBroken
 from loadwise.kernel.ids import BackendId, DecisionId, ModelId, ProgramId
-from loadwise.kernel.pool import Signal
-from loadwise.kernel.work import ProgramState
+from loadwise.kernel.pool import BackendHealth, Signal
+from loadwise.kernel.work import ProgramState, Usage
 from loadwise.policy.registry import PolicySpec
+from loadwise.router.program import OUTPUT_RESERVED_MAX_TOKENS
 
 
 def busy_host(n_programs=40, seed=5, **router):
@@ -144,6 +145,45 @@ def test_l5_every_dispatch_is_covered_in_the_backends_own_unit():
     broken(h, "L5", lambda router: ledger.release(key, dispatch.backend_id))
 
 
+def reserved(h, name, key):
+    """What a key holds on a backend."""
+    return h.router.admission.ledger.account_by_backend[name].amount_by_key.get(key)
+
+
+def test_l5_reservation_follows_a_turn_when_it_is_dispatched():
+    """A bound program's long turn is promised its real size before it runs, and nobody is admitted beside it."""
+    h = Host(make_stack(backend("a", kv_tokens=100_000), expected_tokens=500))
+    h.serve("p")
+    assert reserved(h, "a", "p") == 500
+    find(h.arrive("p", prompt_tokens=90_000, max_output_tokens=300), c.Dispatch)
+    assert reserved(h, "a", "p") == 90_300
+    h.arrive("p", prompt_tokens=50)
+    assert kinds(h.arrive("q")) == ["RecordDecision"]
+    h.end_attempt(3)
+    assert reserved(h, "a", "p") == 90_300, "a small sibling's end must not shrink what still runs"
+    find(h.end_attempt(2, "completed", usage=Usage(prompt_tokens=70_000)), c.Dispatch, program_id="q")
+    assert reserved(h, "a", "p") == 70_000
+    h.arrive("p", prompt_tokens=95_000)
+    h.end_attempt(5, "idle_timeout", first_byte_at_s=0.0)
+    assert reserved(h, "a", "p") == 70_000, "what failed for good gives its growth back"
+
+
+def test_l5_output_that_is_asked_for_is_promised_within_reason():
+    """A limit of 64,000 tokens that nobody uses must not keep everybody else out."""
+    h = Host(make_stack(backend("a", kv_tokens=100_000), expected_tokens=500))
+    h.arrive("p", prompt_tokens=2_000, max_output_tokens=64_000)
+    assert reserved(h, "a", "p") == 2_000 + OUTPUT_RESERVED_MAX_TOKENS
+    h.arrive("p", prompt_tokens=10, max_output_tokens=-5)
+    assert reserved(h, "a", "p") == 2_000 + OUTPUT_RESERVED_MAX_TOKENS
+
+
+def test_l5_check_sees_a_turn_that_has_outgrown_its_reservation():
+    """Covered, but not by enough."""
+    h = Host(make_stack(backend("a", kv_tokens=100_000), expected_tokens=500))
+    h.arrive("p", prompt_tokens=2_000)
+    broken(h, "L5", lambda router: router.admission.ledger.extend("p", "a", 1_999))
+
+
 def test_l5_reservation_that_nobody_owns_is_seen():
     """A key without its program or turn."""
     h = Host(make_stack(backend("a", slots=2)))
@@ -160,8 +200,7 @@ def test_l6_same_seed_same_bytes():
 
 def test_l9_head_is_never_held_while_it_fits():
     """Whatever frees something starts who waits, within the same event; `Host.send` checks after each."""
-    h = busy_host(n_programs=80)
-    assert h.router.counts.held > 5
+    assert sum(busy_host(seed=seed).router.counts.held for seed in range(10)) > 20
     h = Host(make_stack(backend("a", slots=1)))
     h.serve("p")
     h.arrive("q")
@@ -178,6 +217,50 @@ def test_l9_empty_backend_admits_its_head():
     """Or a program larger than the limit would wait for ever."""
     h = Host(make_stack(backend("a", kv_tokens=10)))
     find(h.arrive("p", prompt_tokens=10**6), c.Dispatch)
+
+
+@pytest.mark.parametrize("how", ["down", "quiet", "cooling"])
+def test_l9_who_has_a_place_does_not_stand_behind_who_waits_for_it(how):
+    """The head waits for the slot that the second in line holds: when the backend comes back, the second goes first."""
+    h = Host(make_stack(backend("a", slots=1)))
+    h.serve("p")
+    h.arrive("head")
+    h.arrive("p")
+    h.end_attempt(3, *{"down": ("completed",), "quiet": ("status",), "cooling": ("refused",)}[how], status=429)
+    if how == "down":
+        h.set_health("a", BackendHealth.DOWN)
+    h.arrive("p")
+    assert h.router.admission.n_held == 2 and not h.running
+    commands = h.set_health("a", BackendHealth.UP) if how == "down" else h.after(1.0).wake()
+    find(commands, c.Dispatch, program_id="p", turn_id=4)
+    h.end_attempt(4)
+    find(h.finish("p"), c.Dispatch, program_id="head")
+
+
+def test_l9_check_sees_a_turn_that_waits_for_its_own_place():
+    """Behind a head that does not fit."""
+    h = Host(make_stack(backend("a", slots=1)))
+    h.serve("p")
+    h.arrive("head")
+    h.set_health("a", BackendHealth.DOWN)
+    h.arrive("p")
+    broken(h, "L9", lambda router: setattr(router.backends.by_id[BackendId("a")], "health", BackendHealth.UP))
+
+
+def test_l9_siblings_follow_their_program_to_another_place():
+    """A program that moves takes its held turns along."""
+    h = Host(make_stack(backend("a", slots=1), backend("b", slots=1)))
+    for name in ("p", "q"):
+        h.serve(name)
+    h.set_health("a", BackendHealth.DOWN)
+    h.arrive("head")
+    for name in ("p", "other", "p"):
+        h.arrive(name)
+    commands = h.finish("q")
+    find(commands, c.Dispatch, program_id="head", backend_id="b")
+    h.end_attempt(3)
+    h.finish("head")
+    assert sorted(h.running) == [4, 6]
 
 
 def test_l10_stale_signal_is_unknown():

@@ -7,6 +7,7 @@ the two after every event.
 from typing import Any
 
 import msgspec
+from moody import CLASS_BY_PATH
 
 from loadwise.kernel import commands as c
 from loadwise.kernel import events as e
@@ -35,7 +36,8 @@ def make_stack(
     **router: Any,
 ) -> Stack:
     """A stack around one router; `router` are fields of its configuration."""
-    machine = Router(models, backends, RouterConfig(**router), verifiers or {}, SEED)
+    config = RouterConfig(**router)
+    machine = Router(models, backends, config, verifiers or {}, SEED, resolve=CLASS_BY_PATH.__getitem__)
     return Stack({"router": machine}, dict.fromkeys(machine.heard_events, "router"))
 
 

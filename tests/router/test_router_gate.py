@@ -9,6 +9,7 @@ from loadwise.kernel import commands as c
 from loadwise.kernel import events as e
 from loadwise.kernel.pool import BackendHealth
 from loadwise.kernel.work import EndReason
+from loadwise.policy.registry import PolicySpec
 from loadwise.router.config import FeedbackConfig, SelectorConfig
 from loadwise.router.gate import Gate
 
@@ -164,12 +165,34 @@ def test_selector_is_asked_and_its_word_taken():
 
 @pytest.mark.parametrize("propensity", [math.nan, 0.0, -1.0, 1.5, math.inf])
 def test_impossible_propensity_of_a_selector_is_left_out(propensity):
-    """The choice counts as certain, and the error is counted."""
+    """Its propensity is unknown, and the error is counted."""
     h = selecting()
     h.arrive("p")
     decision = find(answer(h, "large", propensity), c.RecordDecision)
-    assert [view.propensity for view in decision.candidates] == [0.0, 1.0]
+    assert [view.propensity for view in decision.candidates] == [None, None]
     assert h.router.counts.malformed == 1
+
+
+def test_choice_of_a_selector_that_tells_no_propensity_is_not_called_certain():
+    """What-if must not weigh it as if it could not have been otherwise; of one candidate there is no other."""
+    h = selecting()
+    h.arrive("p")
+    assert [view.propensity for view in find(answer(h, "large"), c.RecordDecision).candidates] == [None, None]
+    h.end_attempt(1)
+    assert not [command for command in h.finish("p") if type(command) is c.RecordPropensities]
+    h.set_health("b", BackendHealth.DOWN)
+    h.arrive("q")
+    assert [view.propensity for view in find(answer(h, "small"), c.RecordDecision).candidates] == [1.0]
+
+
+def test_costly_propensities_of_a_forgotten_program_are_recorded():
+    """Its decision was made, and what-if counts decisions."""
+    h = Host(make_stack(backend("a"), backend("b", "large"), policy=PolicySpec(name="lints")))
+    h.arrive("p")
+    find(h.abandon(1), c.RecordPropensities, decision_id=1)
+    h.arrive("q")
+    commands = h.end_attempt(2, "status", status=500)
+    assert kinds(commands) == ["RecordPropensities", "RecordDecision", "Dispatch"]
 
 
 @pytest.mark.parametrize("said", [None, "gpt-17"])

@@ -219,6 +219,14 @@ def test_restart_forgets_who_was_not_bound_yet():
     assert not h.router.table.by_id and not h.router.asked
 
 
+def test_restart_makes_signals_unknown():
+    """The clock of the run stood still while the host was away: they would look fresh (law L10)."""
+    h = host()
+    observe(h, {"running": 3.0})
+    h.send(e.HostRestarted(at_s=0.0))
+    assert find(h.arrive("p"), c.RecordDecision).candidates[0].signals == {}
+
+
 def test_restart_sets_the_timer_again():
     """The old one died with the host."""
     h = host()

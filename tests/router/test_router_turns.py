@@ -224,7 +224,7 @@ def test_client_that_leaves_cancels_its_engine_call():
     assert kinds(h.abandon(2)) == ["CancelAttempt"]
     assert h.router.backends.by_id["a"].n_running == 0
     assert h.end_attempt(2, "cancelled") == []
-    assert h.router.counts.stale == 1
+    assert h.router.counts.stale == 0
     assert h.abandon(2) == []
 
 
@@ -286,6 +286,19 @@ def test_requests_per_minute_come_free_by_time_alone():
     assert kinds(held) == ["RecordDecision"] and h.timer_at_s == 60.0
     assert kinds(h.after(39.0).wake()) == []
     find(h.after(1.0).wake(), c.Dispatch, program_id="r", wait_s=40.0)
+
+
+def test_turn_held_for_a_spent_rate_window_is_told_so():
+    """429 with the instant at which the window frees; where slots are short, too, it is 503."""
+    h = host(backend("a", requests_per_minute=1), hold_max_s=10.0)
+    h.arrive("p")
+    h.after(5.0).arrive("q")
+    told = find(h.after(10.0).wake(), c.EndTurn, outcome=TurnOutcome.EVICTED, status=429, code="rate_limited")
+    assert told.retry_after_s == 45.0
+    h = host(backend("a", requests_per_minute=1), backend("b", slots=1), hold_max_s=10.0)
+    for name in "pqr":
+        h.arrive(name)
+    find(h.after(10.0).wake(), c.EndTurn, status=503, code="held_too_long")
 
 
 def test_each_request_that_leaves_the_window_starts_one_more():

@@ -1,14 +1,14 @@
 """Machines wired by one table; itself a machine, and the only thing a host drives."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from .commands import Command
+from .commands import Command, RecordDecision
 from .errors import LawBroken
 from .events import Event
-from .machine import Machine
+from .machine import Follower, Machine
 
 
 class Stack:
@@ -38,6 +38,12 @@ class Stack:
         self.now_s = event.at_s
         self.n_events += 1
         return self._handle_by_event[type(event)](event)
+
+    def follow(self, decisions: Sequence[RecordDecision]) -> None:
+        """Let every machine decide in the next event as it was recorded."""
+        for machine in self.machine_by_name.values():
+            if isinstance(machine, Follower):
+                machine.follow(decisions)
 
     def check(self) -> None:
         """Check every machine's laws."""

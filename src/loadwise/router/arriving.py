@@ -16,7 +16,7 @@ from .dispatching import Dispatching
 from .ending import Ending
 from .failure import Failure, overloaded, program_finished, unknown_model
 from .lifecycle import EXTERNAL, Lifecycle
-from .program import Program, Turn, clamped_tokens
+from .program import Program, Turn, clamped_tokens, needed_tokens
 
 
 class Arriving:
@@ -126,6 +126,7 @@ class Arriving:
             model=pinned_model if is_side else program.model,
             is_side=is_side,
             prompt_tokens=clamped_tokens(event.prompt_tokens),
+            needed_tokens=needed_tokens(event.prompt_tokens, event.max_output_tokens),
             is_final=event.is_final,
             priority=event.priority,
         )

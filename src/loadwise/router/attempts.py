@@ -14,9 +14,9 @@ from .binding import Binding
 from .desk import Desk
 from .dispatching import Dispatching
 from .ending import Ending
-from .failure import UNREACHABLE, UNRESPONSIVE, explain, may_retry, patience_s
+from .failure import UNREACHABLE, explain, is_fault, may_retry, patience_s
 from .lifecycle import Lifecycle
-from .program import Program, Turn, clamped_tokens
+from .program import CalledOff, Program, Turn, clamped_tokens
 
 
 class Attempts:
@@ -36,7 +36,8 @@ class Attempts:
         desk = self._desk
         turn = desk.turns.get(event.turn_id)
         if turn is None or turn.backend_id is None or turn.attempt != event.attempt:
-            desk.counts.stale += 1
+            if not self._charge_called_off(event):
+                desk.counts.stale += 1
             return
         program = desk.table.by_id[turn.program_id]
         if event.outcome is AttemptOutcome.COMPLETED:
@@ -57,12 +58,11 @@ class Attempts:
         assert turn.backend_id is not None
         desk.backends.note_success(turn.backend_id)
         self._ending.lift(turn, program)
-        context_tokens = self._count_tokens(program, turn, event.usage)
+        context_tokens = self._charge(program, turn, event.usage)
         program.n_turns += 1
         if not turn.is_side:
             program.context_tokens = context_tokens
             program.peak_tokens = max(program.peak_tokens, context_tokens)
-            desk.admission.follow(program)
         self._ending.close_turn(turn, program)
         desk.counts.completed += 1
         if turn.is_final:
@@ -72,13 +72,25 @@ class Attempts:
         self._ending.lift(turn, program)
         self._blame(backend_id, event)
         if event.outcome is AttemptOutcome.CANCELLED:
-            self._count_tokens(program, turn, event.usage)
+            self._charge(program, turn, event.usage)
             self._ending.end_turn(turn, TurnOutcome.CANCELLED, None)
         elif not self._retry(turn, program, backend_id, event):
-            self._count_tokens(program, turn, event.usage)
+            self._charge(program, turn, event.usage)
             self._ending.end_turn(turn, TurnOutcome.FAILED, explain(event, backend_id))
 
-    def _count_tokens(self, program: Program, turn: Turn, usage: Usage) -> int:
+    def _charge_called_off(self, event: e.AttemptEnded) -> bool:
+        """An attempt that was taken back has ended: its program is charged, if it is still remembered."""
+        called_off = self._desk.called_off.get(event.turn_id)
+        if called_off is None or called_off.attempt != event.attempt:
+            return False
+        del self._desk.called_off[event.turn_id]
+        program = self._desk.table.by_id.get(called_off.program_id)
+        if program is None or program.arrived_at_s != called_off.arrived_at_s:
+            return False
+        self._charge(program, called_off, event.usage)
+        return True
+
+    def _charge(self, program: Program, turn: Turn | CalledOff, usage: Usage) -> int:
         """Add what the engine counted to the program. Returns the length of the context, in tokens."""
         prompt_tokens = clamped_tokens(usage.prompt_tokens if usage.is_exact else turn.prompt_tokens)
         completion_tokens = clamped_tokens(usage.completion_tokens)
@@ -92,15 +104,16 @@ class Attempts:
         return prompt_tokens + completion_tokens
 
     def _blame(self, backend_id: BackendId, event: e.AttemptEnded) -> None:
-        """Take a backend down that did not answer; leave one alone that asked for it."""
+        """Take a backend down that fails its calls; leave one alone that asked for it."""
         desk = self._desk
-        if event.outcome in UNREACHABLE or (event.outcome in UNRESPONSIVE and event.first_byte_at_s is None):
+        if is_fault(event):
             is_unreachable = event.outcome in UNREACHABLE
             again_at_s = desk.backends.note_failure(backend_id, desk.now_s, is_unreachable=is_unreachable)
             if again_at_s is not None:
                 desk.agenda.schedule(f"retry:{backend_id}", again_at_s)
         elif event.outcome is AttemptOutcome.STATUS:
-            desk.backends.note_success(backend_id)
+            if event.status < 500:
+                desk.backends.note_success(backend_id)
             asked_s = patience_s(event)
             if asked_s is not None:
                 quiet_until_s = desk.backends.keep_quiet(backend_id, desk.now_s + asked_s)
@@ -108,9 +121,16 @@ class Attempts:
 
     def _retry(self, turn: Turn, program: Program, backend_id: BackendId, event: e.AttemptEnded) -> bool:
         """Try again, invisibly to the client. False where there is no way left."""
-        desk = self._desk
-        if not may_retry(event) or turn.attempt >= desk.config.attempts_max:
+        if not may_retry(event):
             return False
+        n_attempts = turn.attempt - turn.n_attempts_before
+        if n_attempts < self._desk.config.attempts_max and self._retry_model(turn, program, backend_id, event):
+            return True
+        return self._fall_back(turn, program)
+
+    def _retry_model(self, turn: Turn, program: Program, backend_id: BackendId, event: e.AttemptEnded) -> bool:
+        """Try the same model again: now, or when a replica has room."""
+        desk = self._desk
         n_tried_here = turn.tried.count(backend_id)
         turn.tried.append(backend_id)
         if self._dispatching.try_dispatch(turn, program):
@@ -124,9 +144,8 @@ class Attempts:
             turn.tried.remove(backend_id)
             is_dispatched = self._dispatching.try_dispatch(turn, program)
             turn.tried.append(backend_id)
-            if is_dispatched:
-                return True
-        return self._fall_back(turn, program)
+            return is_dispatched
+        return False
 
     def _fall_back(self, turn: Turn, program: Program) -> bool:
         """Bind a program that has had no answer yet to another model."""
@@ -136,13 +155,14 @@ class Attempts:
         assert program.model is not None
         tried_models = frozenset({*program.tried_models, program.model})
         models = desk.routing.models(desk.now_s, tried_models)
-        if not models:
+        if not models or len(program.tried_models) >= desk.config.fallbacks_max:
             return False
         program.tried_models.append(program.model)
         slot = desk.credit.slot(program.decision_id)
-        desk.credit.undo(program.decision_id)
+        self._ending.undo(program)
         desk.admission.release_program(program)
         turn.tried.clear()
+        turn.n_attempts_before = turn.attempt
         program.backend_id = None
         program.move(ProgramState.ARRIVED)
         self._binding.decide(program, models, slot=slot, reason="fallback")

@@ -53,7 +53,7 @@ class Binding:
             self._dispatching.wait(self._desk.turns[turn_id])
 
     def _route(self, program: Program, slot: int) -> None:
-        models = self._desk.routing.models(self._desk.now_s)
+        models = self._desk.routing.models_for_new(self._desk.now_s)
         if not models:
             self._ending.fail_program(program, nobody_usable("any model"))
         elif self._desk.config.selector is None:
@@ -90,7 +90,7 @@ class Binding:
         desk.agenda.cancel(f"selector:{event.decision_id}")
         program = desk.table.by_id[program_id]
         program.asked_decision_id = None
-        models = desk.routing.models(desk.now_s)
+        models = desk.routing.models_for_new(desk.now_s)
         slot = desk.gate.slot_by_program.get(program.program_id, 0)
         if not models:
             self._ending.fail_program(program, nobody_usable("any model"))

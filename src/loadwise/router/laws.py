@@ -7,7 +7,7 @@ from loadwise.kernel.errors import LawBroken
 from loadwise.kernel.ids import BackendId, DecisionId, ProgramId, TurnId
 from loadwise.kernel.work import ProgramState
 
-from .desk import Desk
+from .desk import CALLED_OFF_MAX, Desk
 from .program import FORGOTTEN_STATES, Program
 
 
@@ -90,6 +90,7 @@ def _check_bounds(desk: Desk) -> None:
         (len(desk.turns), desk.config.turns_max, "open turns"),
         (desk.table.n_open, desk.config.programs_max, "open programs"),
         (len(desk.table.verifying), desk.config.verifying_max, "programs without a verdict"),
+        (len(desk.called_off), CALLED_OFF_MAX, "attempts taken back"),
         (len(desk.table.closed), desk.config.closed_max, "closed programs"),
         (desk.admission.n_held, desk.config.held_max, "held turns"),
         (len(desk.agenda), 4 + 4 * len(desk.table.by_id) + len(desk.turns) + 3 * len(desk.backends.by_id), "dues"),

@@ -27,13 +27,14 @@ one timer: the earliest thing due.
 References: ORACLE, sections 4.1 to 4.3, appendices B.2 and E.9.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from loadwise.kernel import commands as c
 from loadwise.kernel import events as e
 from loadwise.kernel.ids import DecisionId, ProgramId, TurnId
 from loadwise.kernel.pool import BackendSpec, ModelSpec
+from loadwise.policy.registry import Resolve
 
 from .arriving import Arriving
 from .attempts import Attempts
@@ -63,8 +64,14 @@ class Router:
         config: RouterConfig,
         verifier_by_task_type: Mapping[str, str],
         seed: int,
+        *,
+        resolve: Resolve | None = None,
     ) -> None:
-        self.desk = desk = Desk(models, backends, config, verifier_by_task_type, seed)
+        """
+        Args:
+            resolve: loads users' policy classes by their dotted paths; without it such a path is a ConfigError.
+        """
+        self.desk = desk = Desk(models, backends, config, verifier_by_task_type, seed, resolve)
         self.config = config
         self.backends = desk.backends
         self.admission = desk.admission
@@ -147,6 +154,10 @@ class Router:
             desk.timer_at_s = next_at_s
             out.append(c.SetTimer(timer=TIMER, fires_at_s=next_at_s))
         return out
+
+    def follow(self, decisions: Sequence[c.RecordDecision]) -> None:
+        """Decide in the next event as it was recorded, where the model is still a candidate."""
+        self.routing.recorded = {decision.decision_id: decision for decision in decisions}
 
     def _start_waiting(self) -> None:
         """Start whoever may start now: held turns, then programs at the gate, until nothing moves."""

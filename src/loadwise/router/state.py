@@ -17,7 +17,7 @@ from .credit import CreditState
 from .desk import Desk
 from .gate import GateState
 from .pool import PoolChanges
-from .program import Program, Turn
+from .program import CalledOff, Program, Turn
 
 
 class RouterState(Fact, frozen=True, kw_only=True):
@@ -41,6 +41,7 @@ class RouterState(Fact, frozen=True, kw_only=True):
     verifying: list[str]
     closed: list[tuple[str, float]]
     turns: list[Turn]
+    called_off: list[tuple[int, CalledOff]] = []
     asked: dict[int, str]
     counts: Counts
     n_decisions: int
@@ -72,6 +73,7 @@ def dump_router(desk: Desk) -> bytes:
             verifying=list(table.verifying),
             closed=list(table.closed.items()),
             turns=list(desk.turns.values()),
+            called_off=list(desk.called_off.items()),
             asked={int(key): str(value) for key, value in desk.asked.items()},
             counts=desk.counts,
             n_decisions=desk.routing.n_decisions,
@@ -119,6 +121,7 @@ def _load_tables(desk: Desk, state: RouterState) -> None:
     desk.gate.load(state.gate)
     desk.agenda.load(state.agenda)
     desk.turns = {turn.turn_id: turn for turn in state.turns}
+    desk.called_off = {TurnId(turn_id): called_off for turn_id, called_off in state.called_off}
     table = desk.table
     table.by_id = {program.program_id: program for program in state.programs}
     table.idle = {ProgramId(p): None for p in state.idle}
