@@ -78,7 +78,7 @@ def draw(n_programs: int, seed: int = 0) -> list[tuple[list[int], list[int], lis
 
 def ours_s(case: Case, programs: Programs, *, is_compiled: bool) -> float:
     """Seconds of one run of our core."""
-    spec = VllmEngineSpec(num_gpu_blocks=SPEC.num_gpu_blocks * case.n_pools, step=STEP)
+    spec = VllmEngineSpec(num_gpu_blocks=SPEC.n_blocks * case.n_pools, step=STEP)
     run = FastRun([spec] * case.n_engines, programs, case.n_agents, is_compiled=is_compiled)
     began_s = time.perf_counter()
     run.advance()
@@ -104,7 +104,7 @@ def prototype_s(prototype: ModuleType, case: Case, drawn: list[Any]) -> float:
     costs = [STEP.fixed_s, STEP.weights_s, STEP.gemm_s_per_token, STEP.kv_s_per_token]
     costs += [STEP.attention_s_per_pair, STEP.request_s, STEP.kv_s_per_token]
     arrays = [tuple(np.array(column) for column in program) for program in drawn]
-    blocks = [SPEC.num_gpu_blocks * case.n_pools] * case.n_engines
+    blocks = [SPEC.n_blocks * case.n_pools] * case.n_engines
     run = prototype.simulate(arrays, case.n_agents, [costs] * case.n_engines, blocks, shared=SHARED_TOKENS)
     return float(run["wall"])
 

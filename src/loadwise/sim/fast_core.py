@@ -48,6 +48,8 @@ from .fast_state import (
     ENDS_AT_S,
     ENGINE,
     ENGINES,
+    EXPERT_RATIO,
+    EXPERTS,
     FINISH,
     FIRST_AT_S,
     FIRST_STEP_S,
@@ -102,10 +104,11 @@ from .fast_state import (
     SHARED_BLOCKS,
     STATE,
     STEPS,
+    TOKEN,
     TURN,
     WAITING,
     WAS_PREEMPTED,
-    WEIGHTS4,
+    WEIGHTS,
     Reals,
     Words,
 )
@@ -154,9 +157,12 @@ def set_step(m: Words, f: Reals, e: int, at_s: float, k: int, n: int, context: i
         reads: Prompt chunks beside them.
     """
     x = f[e + GEMM] * (n + reads[1])
-    x = x * x
-    cost = f[e + FIXED] + ((x * x + f[e + WEIGHTS4]) ** 0.5) ** 0.5 + f[e + KV] * context
-    cost += f[e + STATE] * n + f[e + REQUEST] * (n + reads[0])
+    weights = f[e + WEIGHTS]
+    if f[e + EXPERTS] > 0:
+        weights += f[e + EXPERTS] * (1 - (1 - f[e + EXPERT_RATIO]) ** (n + reads[1]))
+    x, weights = x * x, weights * weights
+    cost = f[e + FIXED] + ((x * x + weights * weights) ** 0.5) ** 0.5 + f[e + KV] * context
+    cost += f[e + STATE] * n + f[e + TOKEN] * (n + reads[1]) + f[e + REQUEST] * (n + reads[0])
     if reads[0] > 0:
         cost += max(f[e + ATTENTION] * reads[2], f[e + KV] * reads[3]) + f[e + SCAN] * reads[1]
     host = f[e + HOST] + f[e + HOST_REQUEST] * (n + reads[0])

@@ -27,12 +27,12 @@ def check_fast(specs: Sequence[VllmEngineSpec], programs: Programs) -> None:
     if not specs:
         raise ConfigError("0 engines; there must be at least one")
     first = specs[0]
-    shared = ("block_size", "max_num_seqs", "max_num_batched_tokens")
+    shared = ("block_tokens", "max_num_seqs", "max_num_batched_tokens")
     for spec in specs:
         if any(getattr(spec, name) != getattr(first, name) for name in shared):
             raise ConfigError(f"the fast core's engines must agree in {', '.join(shared)}")
-        if spec.n_state_groups:
-            raise ConfigError(f"n_state_groups is {spec.n_state_groups}; the fast core knows full attention only")
+        if spec.state_groups:
+            raise ConfigError(f"n_state_groups is {spec.state_groups}; the fast core knows full attention only")
         if spec.scheduling_policy != "fcfs" or spec.long_prefill_token_threshold or spec.watermark_ratio:
             raise ConfigError("the fast core knows fcfs without long_prefill_token_threshold and watermark_ratio only")
         if not (spec.scheduler_reserve_full_isl and spec.has_prefix_cache):
@@ -47,12 +47,12 @@ def check_fast(specs: Sequence[VllmEngineSpec], programs: Programs) -> None:
 
 def _check_lengths(specs: Sequence[VllmEngineSpec], programs: Programs) -> None:
     starts = programs.offsets[:-1]
-    n_shared = programs.shared_tokens // specs[0].block_size * specs[0].block_size
+    n_shared = programs.shared_tokens // specs[0].block_tokens * specs[0].block_tokens
     if programs.shared_tokens and (programs.growth_tokens[starts] <= n_shared).any():
         raise ConfigError(f"a first prompt has no token beyond the shared {n_shared}; the fast core needs one")
     totals = np.add.reduceat(programs.growth_tokens + programs.output_tokens, starts)
     for spec in specs:
-        most = spec.num_gpu_blocks * spec.block_size + 1
+        most = spec.kv_tokens + 1
         if spec.max_model_len is not None:
             most = min(most, spec.max_model_len)
         if totals.max() > most:
@@ -63,13 +63,16 @@ def costs_of(step: StepCost) -> list[float]:
     """An engine's costs in the order of the fast core."""
     return [
         step.fixed_s,
-        step.weights_s**4,
+        step.weights_s,
+        step.expert_weights_s,
+        step.expert_ratio,
         step.gemm_s_per_token,
         step.kv_s_per_token,
         step.attention_s_per_pair,
         step.request_s,
         step.state_s_per_request,
         step.scan_s_per_token,
+        step.token_s,
         step.host_s,
         step.host_s_per_request,
         float(step.is_host_overlapped),
@@ -133,9 +136,9 @@ class FastRun:
         self._due = self._agents + at.N_AGENT * n_agents
         self._finish = self._due + at.N_DUE_ENTRY * n_agents
         self._phase = self._finish + n_engines * n_agents
-        self._nodes = self._phase + n_engines * self.specs[0].block_size
+        self._nodes = self._phase + n_engines * self.specs[0].block_tokens
         self._spare_nodes = self._nodes + at.N_NODE * n_engines * (n_programs + 2)
-        n_spare = sum(spec.num_gpu_blocks for spec in self.specs)
+        n_spare = sum(spec.n_blocks for spec in self.specs)
         self._spare = self._spare_nodes + at.N_NODE * n_spare
         self._log = self._spare + n_spare
         return self._log + at.N_LOG * n_log
@@ -143,8 +146,12 @@ class FastRun:
     def _fill_header(self, n_agents: int) -> None:
         m, spec = self._m, self.specs[0]
         m[at.N_ENGINES], m[at.N_AGENTS], m[at.N_PROGRAMS] = len(self.specs), n_agents, len(self.programs)
-        m[at.BLOCK_SIZE], m[at.MAX_SEQS], m[at.BUDGET] = spec.block_size, spec.max_num_seqs, spec.max_num_batched_tokens
-        m[at.SHARED_BLOCKS] = self.programs.shared_tokens // spec.block_size
+        m[at.BLOCK_SIZE], m[at.MAX_SEQS], m[at.BUDGET] = (
+            spec.block_tokens,
+            spec.max_num_seqs,
+            spec.max_num_batched_tokens,
+        )
+        m[at.SHARED_BLOCKS] = self.programs.shared_tokens // spec.block_tokens
         m[at.ENGINES], m[at.DUE], m[at.LOG] = self._engines, self._due, self._log
         m[at.SPARE], m[at.FIRST_SPARE] = self._spare, self._spare_nodes
         m[at.NEXT_PROGRAM] = n_agents
@@ -160,13 +167,13 @@ class FastRun:
         m[e + at.NODES], m[e + at.QUEUE] = nodes, queue
         m[queue + at.RIGHT] = m[queue + at.LEFT] = fresh
         m[fresh + at.RIGHT] = m[fresh + at.LEFT] = queue
-        m[fresh + at.N_BLOCKS] = m[e + at.FREE] = spec.num_gpu_blocks
+        m[fresh + at.N_BLOCKS] = m[e + at.FREE] = spec.n_blocks
         m[e + at.FINISH] = self._finish + m[at.N_AGENTS] * i
-        m[e + at.PHASE] = self._phase + spec.block_size * i
+        m[e + at.PHASE] = self._phase + spec.block_tokens * i
         for end in (e + at.RUNNING, e + at.WAITING):
             m[end + at.AFTER] = m[end + at.BEFORE] = end
         f[e + at.ENDS_AT_S] = math.inf
-        for k, cost in enumerate(costs_of(spec.step)):
+        for k, cost in enumerate(costs_of(spec.cost)):
             f[e + at.COSTS + k] = cost
 
     def _fill_agents(self, start_s: Floats) -> None:

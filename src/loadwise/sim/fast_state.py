@@ -85,8 +85,24 @@ RUNNING, WAITING = 0, 2
 QUEUE, PHASE, BEGUN_AT_S, FIRST_STEP_S, GROWTH_S, ENDS_AT_S, COSTS = range(16, 23)
 """`QUEUE`: the node at which the queue of free blocks begins and ends. `PHASE`: where it is counted how many decoding
 agents need a block when the counter has which remainder by the block size."""
-FIXED, WEIGHTS4, GEMM, KV, ATTENTION, REQUEST, STATE, SCAN, HOST, HOST_REQUEST, OVERLAPS = range(COSTS, COSTS + 11)
-N_ENGINE = COSTS + 11
+(
+    FIXED,
+    WEIGHTS,
+    EXPERTS,
+    EXPERT_RATIO,
+    GEMM,
+    KV,
+    ATTENTION,
+    REQUEST,
+    STATE,
+    SCAN,
+    TOKEN,
+    HOST,
+    HOST_REQUEST,
+    OVERLAPS,
+) = range(COSTS, COSTS + 14)
+"""Of a `StepCost`, in this order."""
+N_ENGINE = COSTS + 14
 
 RIGHT, LEFT, N_BLOCKS, N_FULL = range(4)
 """A node of a queue of free blocks: neighbours, blocks in the queue, full blocks that it had when it was put there."""
