@@ -49,7 +49,7 @@ class Watch:
         return plan
 
     def _check_hit(self, i: int, n_hit: int, attention: list[int], states: list[list[int | None]]) -> None:
-        size, tokens = self.spec.block_size, self.tokens[i]
+        size, tokens = self.spec.block_tokens, self.tokens[i]
         assert n_hit % size == 0
         assert n_hit < self.engine._calls[i].n_tokens, "the last token must be computed"
         for k in range(n_hit // size):
@@ -62,7 +62,7 @@ class Watch:
         self.n_hit_again[i] = self.n_hit_again.get(i, 0) + n_hit
 
     def _write(self, i: int, n: int, n_new: int, attention: list[int], states: list[list[int | None]]) -> None:
-        size, tokens = self.spec.block_size, self.tokens[i]
+        size, tokens = self.spec.block_tokens, self.tokens[i]
         self.n_computed[i] = self.n_computed.get(i, 0) + n_new
         for k in range((n - n_new) // size, -(-n // size)):
             self.memory[attention[k]] = tuple(tokens[: min((k + 1) * size, n)])
@@ -88,7 +88,7 @@ def test_hits_are_true_and_steps_lawful(turns: list[Ask], spec: VllmEngineSpec, 
     for at_s, request in made.arrivals:
         if request.request_id not in cancelled:
             check_whole(watch, at_s, request, seen[request.request_id])
-    assert watch.engine.cache.pool.n_free == spec.num_gpu_blocks
+    assert watch.engine.cache.pool.n_free == spec.n_blocks
     assert len(watch.engine.scheduler.waiting) == 0
 
 

@@ -105,4 +105,4 @@ def script(turns: Sequence[Ask], most_tokens: int, *, is_patient: bool = False) 
 
 def most_tokens(spec: VllmEngineSpec) -> int:
     """The longest request that the engine accepts."""
-    return (spec.num_gpu_blocks - 2 * spec.n_state_groups) * spec.block_size
+    return (spec.n_blocks - 2 * spec.state_groups) * spec.block_tokens

@@ -97,7 +97,7 @@ def _cache_config(engine: Engine) -> list[str]:
     """vLLM's capacity line; it has no `model_name`. An engine without KV has none."""
     name = "vllm:cache_config_info"
     if isinstance(engine, VllmEngine):
-        block_tokens, n_blocks = engine.spec.block_size, engine.spec.num_gpu_blocks
+        block_tokens, n_blocks = engine.spec.block_tokens, engine.spec.n_blocks
     elif isinstance(engine, SimpleEngine):
         block_tokens, n_blocks = BLOCK_TOKENS, engine.spec.kv_tokens // BLOCK_TOKENS
     else:

@@ -2,11 +2,12 @@
 
 For decoding requests D and prompt chunks C (chunk i: n_i new tokens after s_i), with T = |D| + sum of n_i:
 
-    linear    = ((gemm_s_per_token T)^4 + weights_s^4)^(1/4)        compute-bound or weight-bound, smoothly
+    weights   = weights_s + expert_weights_s (1 - (1 - expert_ratio)^T)     the experts that T tokens use are read
+    linear    = ((gemm_s_per_token T)^4 + weights^4)^(1/4)          compute-bound or weight-bound, smoothly
     decode    = kv_s_per_token * sum of contexts over D             decode attention reads the context's KV
     prefill   = max(attention_s_per_pair * sum n_i (s_i + n_i/2), kv_s_per_token * sum s_i)
     state     = state_s_per_request |D| + scan_s_per_token * sum n_i        linear-attention layers
-    gpu       = fixed_s + linear + decode + prefill + state + request_s (|D| + |C|)
+    gpu       = fixed_s + linear + decode + prefill + state + token_s T + request_s (|D| + |C|)
     step      = max(gpu, host) or gpu + host,  host = host_s + host_s_per_request (|D| + |C|)
 
 Decode attention is linear in the KV that is read, matrix products are a smooth maximum of compute and weight traffic,
@@ -60,6 +61,12 @@ class StepCost(Fact, frozen=True, kw_only=True):
     request_s: float = 10e-6
     state_s_per_request: float = 0.0
     scan_s_per_token: float = 0.0
+    token_s: float = 0.0
+    """Of every token, beside matrix products: what GPUs of one engine exchange."""
+    expert_weights_s: float = 0.0
+    """Reading all experts of a mixture; `weights_s` is then what every step reads."""
+    expert_ratio: float = 0.0
+    """Share of the experts that one token uses."""
     host_s: float = 0.0
     host_s_per_request: float = 0.0
     is_host_overlapped: bool = True
@@ -70,6 +77,8 @@ class StepCost(Fact, frozen=True, kw_only=True):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ConfigError(f"step {name} is {value!r}; it must be a finite number >= 0")
+        if self.expert_ratio > 1:
+            raise ConfigError(f"step expert_ratio is {self.expert_ratio!r}; it must be in [0, 1]")
         if self.fixed_s + self.weights_s + self.request_s + self.host_s <= 0:
             raise ConfigError("step has fixed_s, weights_s, request_s and host_s of 0: a step would take no time")
 
@@ -80,10 +89,13 @@ class StepCost(Fact, frozen=True, kw_only=True):
     def gpu_step_s(self, batch: Batch) -> float:
         """The GPU's part."""
         n_tokens = batch.n_decode + batch.new_tokens
-        linear = math.sqrt(math.sqrt((self.gemm_s_per_token * n_tokens) ** 4 + self.weights_s**4))
+        weights = self.weights_s
+        if self.expert_weights_s:
+            weights += self.expert_weights_s * (1 - (1 - self.expert_ratio) ** n_tokens)
+        linear = math.sqrt(math.sqrt((self.gemm_s_per_token * n_tokens) ** 4 + weights**4))
         prefill = max(self.attention_s_per_pair * batch.pairs, self.kv_s_per_token * batch.prefix_tokens)
         state = self.state_s_per_request * batch.n_decode + self.scan_s_per_token * batch.new_tokens
-        requests = self.request_s * (batch.n_decode + batch.n_prefill)
+        requests = self.token_s * n_tokens + self.request_s * (batch.n_decode + batch.n_prefill)
         decode = self.kv_s_per_token * batch.context_tokens
         return self.fixed_s + linear + decode + prefill + state + requests
 

@@ -14,6 +14,7 @@ from loadwise.kernel.fact import Fact
 
 from .content import Contents
 from .engine import MAX_WAITING_DEFAULT, ContextTooLong, EngineRequest, Output, Step
+from .hardware import HardwareSpec
 from .kv_blocks import BlockPool
 from .kv_cache import MAX_STATE_GROUPS, KvCache
 from .scheduler import Call, Plan, Scheduler
@@ -23,13 +24,15 @@ from .step_time import StepCost, StepRun
 class VllmEngineSpec(Fact, frozen=True, kw_only=True, tag_field="kind", tag="vllm"):
     """One entry under `engines:` with `kind: vllm`. Settings that vLLM has, too, bear vLLM's names."""
 
-    num_gpu_blocks: int = 20_000
+    hardware: HardwareSpec | None = None
+    """GPU, model and precision, from which the next four follow where they are not given."""
+    num_gpu_blocks: int | None = None
     """KV blocks, as vLLM logs them at its start and exports them in `vllm:cache_config_info`."""
-    block_size: int = 16
+    block_size: int | None = None
     """Tokens of a block; hybrid models have larger ones (Qwen3.6-27B: 784)."""
-    n_state_groups: int = 0
+    n_state_groups: int | None = None
     """Groups of linear-attention layers (Qwen3.5 and Qwen3.6: 3); 0 for pure attention."""
-    step: StepCost = StepCost()
+    step: StepCost | None = None
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
     long_prefill_token_threshold: int = 0
@@ -46,13 +49,14 @@ class VllmEngineSpec(Fact, frozen=True, kw_only=True, tag_field="kind", tag="vll
 
     def __post_init__(self) -> None:
         for name in ("num_gpu_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_waiting"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"engine {name} is {getattr(self, name)!r}; it must be >= 1")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"engine {name} is {value!r}; it must be >= 1")
         if self.long_prefill_token_threshold < 0:
             raise ConfigError(
                 f"engine long_prefill_token_threshold is {self.long_prefill_token_threshold!r}; it must be >= 0"
             )
-        if not 0 <= self.n_state_groups <= MAX_STATE_GROUPS:
+        if not 0 <= self.state_groups <= MAX_STATE_GROUPS:
             raise ConfigError(f"engine n_state_groups is {self.n_state_groups!r}; it must be in 0..{MAX_STATE_GROUPS}")
         if not 0 <= self.watermark_ratio < 1:
             raise ConfigError(f"engine watermark_ratio is {self.watermark_ratio!r}; it must be in [0, 1)")
@@ -62,16 +66,44 @@ class VllmEngineSpec(Fact, frozen=True, kw_only=True, tag_field="kind", tag="vll
 
     def _check_chunks(self) -> None:
         most = self.long_prefill_token_threshold or self.max_num_batched_tokens
-        if self.n_state_groups and self.has_prefix_cache and min(most, self.max_num_batched_tokens) < self.block_size:
+        if self.state_groups and self.has_prefix_cache and min(most, self.max_num_batched_tokens) < self.block_tokens:
             raise ConfigError(
                 f"engine reads at most {most} prompt tokens a step; with checkpoints of state every "
-                f"block_size = {self.block_size} tokens it must be at least that"
+                f"block_size = {self.block_tokens} tokens it must be at least that"
             )
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a block: given, the hardware's, or 16."""
+        if self.block_size is not None:
+            return self.block_size
+        return 16 if self.hardware is None else self.hardware.model_facts.block_size
+
+    @property
+    def n_blocks(self) -> int:
+        """KV blocks: given, what the hardware holds, or 20,000."""
+        if self.num_gpu_blocks is not None:
+            return self.num_gpu_blocks
+        return 20_000 if self.hardware is None else self.hardware.kv_tokens // self.block_tokens
+
+    @property
+    def state_groups(self) -> int:
+        """Groups of linear-attention layers: given, the model's, or none."""
+        if self.n_state_groups is not None:
+            return self.n_state_groups
+        return 0 if self.hardware is None else self.hardware.model_facts.n_state_groups
+
+    @property
+    def cost(self) -> StepCost:
+        """What a step costs: given, the hardware's, or that of an 8B model on a fast GPU."""
+        if self.step is not None:
+            return self.step
+        return StepCost() if self.hardware is None else self.hardware.step
 
     @property
     def kv_tokens(self) -> int:
         """Tokens that fit if nobody rounds up and nobody holds states."""
-        return self.num_gpu_blocks * self.block_size
+        return self.n_blocks * self.block_tokens
 
 
 class VllmEngine:
@@ -79,19 +111,20 @@ class VllmEngine:
 
     def __init__(self, spec: VllmEngineSpec, *, has_macro_steps: bool = True) -> None:
         self.spec = spec
-        pool = BlockPool(spec.num_gpu_blocks)
-        self.cache = KvCache(pool, spec.block_size, spec.n_state_groups, has_prefix_cache=spec.has_prefix_cache)
+        pool = BlockPool(spec.n_blocks)
+        self.cache = KvCache(pool, spec.block_tokens, spec.state_groups, has_prefix_cache=spec.has_prefix_cache)
+        self._cost = spec.cost
         self.scheduler = Scheduler(
             self.cache,
             max_num_seqs=spec.max_num_seqs,
             max_num_batched_tokens=spec.max_num_batched_tokens,
             long_prefill_token_threshold=spec.long_prefill_token_threshold,
             reserve_full_isl=spec.scheduler_reserve_full_isl,
-            watermark_blocks=int(spec.watermark_ratio * spec.num_gpu_blocks),
+            watermark_blocks=int(spec.watermark_ratio * spec.n_blocks),
             policy=spec.scheduling_policy,
         )
         self._has_macro_steps = has_macro_steps
-        self._contents = Contents(spec.block_size, 2 * spec.num_gpu_blocks)
+        self._contents = Contents(spec.block_tokens, 2 * spec.n_blocks)
         self._calls: dict[int, Call] = {}
         self._n_arrived = 0
         self._speed_ratio = 1.0
@@ -109,7 +142,7 @@ class VllmEngine:
             raise Overloaded(f"{len(self.scheduler.waiting)} requests wait; the limit is {self.spec.max_waiting}")
         self._end_macro_step()
         self._n_arrived += 1
-        call = Call(request, self._contents.open(request), self._n_arrived, self.spec.n_state_groups)
+        call = Call(request, self._contents.open(request), self._n_arrived, self.cache.n_state_groups)
         self._calls[request.request_id] = call
         self.scheduler.waiting.add(call)
 
@@ -179,9 +212,9 @@ class VllmEngine:
         if self.spec.max_model_len is not None and total > self.spec.max_model_len:
             raise ContextTooLong(f"request needs {total} tokens; max_model_len is {self.spec.max_model_len}")
         n_blocks = self.cache.most_blocks(total - 1)
-        if n_blocks > self.spec.num_gpu_blocks:
+        if n_blocks > self.cache.pool.n_blocks:
             raise ContextTooLong(
-                f"request of {total} tokens needs {n_blocks} blocks; this engine has {self.spec.num_gpu_blocks}"
+                f"request of {total} tokens needs {n_blocks} blocks; this engine has {self.cache.pool.n_blocks}"
             )
 
     def _begin(self, now_s: float) -> None:
@@ -198,7 +231,7 @@ class VllmEngine:
         else:
             raise LawBroken("L9", f"{len(self._calls)} requests are open and none of them can be scheduled")
         n_steps = self.scheduler.quiet_steps(plan) if self._has_macro_steps else 1
-        run = self.spec.step.steps(plan.batch, n_steps)
+        run = self._cost.steps(plan.batch, n_steps)
         self._run = StepRun(run.first_s / self._speed_ratio, run.growth_s / self._speed_ratio, run.n_steps)
         self._plan = plan
         self._began_at_s = now_s
