@@ -33,8 +33,8 @@ def main() -> None:
         pair = ("qwen3-max", "claude-opus-4-6")
         cells.append(run_cell(f"crb {'/'.join(pair)} {embedder}", arguments.data, ["crb"], pair, **settings))
     lines = [
-        "One pass. Midpoint: over random mixing at the midpoint cost; cross-fitted: over the hull, the cost weight of each"
-        " half of the tasks chosen on the other half; worst: lowest gain over all cost weights. τ² is constructed"
+        "One pass. Midpoint: over random mixing at the midpoint cost; cross-fitted: over the hull, the cost weight of"
+        " each half of the tasks chosen on the other half; worst: lowest gain over all cost weights. τ² is constructed"
         " (independent).",
         "",
         "| stream, pair, text | paper, midpoint | policy | midpoint | cross-fitted | worst |",

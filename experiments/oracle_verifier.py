@@ -33,8 +33,8 @@ def main() -> None:
         with with_tau2(arguments.data, pair, "independent") as folder:
             cells.append(run_cell(f"tau2 {'/'.join(pair)} constructed-independent", folder, ["tau2"], pair, **settings))
     lines = [
-        "Over the uninformed choice at cost weight 0, pp; recovered = adaptive, as a share of what the better single model"
-        " is above the uninformed choice.",
+        "Over the uninformed choice at cost weight 0, pp; recovered = adaptive, as a share of what the better single"
+        " model is above the uninformed choice.",
         "",
         "| family, pair, agent | paper, adaptive | adaptive | patch-only | best fixed | recovered |",
         "| --- | --- | --- | --- | --- | ---: |",

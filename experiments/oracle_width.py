@@ -13,7 +13,7 @@ PAPER = {"fig5": "+3.8 to +7.2", "fig9": "+4.0 to +8.4", "fig10": "+6.1 to +7.0"
 
 def main() -> None:
     """Run every cell and record."""
-    arguments = arguments_of(__doc__, 100)
+    arguments = arguments_of(__doc__, 20)
     policies = tuple(f"linucb?alpha={width}" for width in WIDTHS)
     cells = []
     for pair in PAIRS:
