@@ -1,7 +1,7 @@
 """Cells of the replay experiments: folders of outcomes, one replay per cell, and a record that can be checked.
 
 Outcomes lie beside the repository and are not part of it; what is recorded here are aggregates, with seed, commit and
-the hash of the task list. τ²-bench publishes no joint outcomes: its rows are constructed from the leaderboard's margins.
+the hash of the task list. τ²-bench publishes no joint outcomes: its rows are constructed from published margins.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """ORACLE, Fig. 8b and Table 1: each family alone at cost weight 0, under each verifier.
 
-Reading: patch-only feedback teaches nothing outside SWE (at most 2 pp over the uninformed choice); adaptive verification
-is within 1.5 pp of the best fixed verifier of the family and recovers at least 60 % of what the better model is above
-the uninformed choice.
+Reading: patch-only feedback teaches nothing outside SWE (at most 2 pp over the uninformed choice); adaptive
+verification is within 1.5 pp of the best fixed verifier of the family and recovers at least 60 % of what the better
+model is above the uninformed choice.
 """
 
 from __future__ import annotations

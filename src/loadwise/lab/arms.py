@@ -1,6 +1,6 @@
 """The policies of a comparison: names of the registry, presets of the router, and one fixed policy per model."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -23,9 +23,12 @@ class Arm(NamedTuple):
     label: str
     spec: PolicySpec
 
-    def make(self, context: ContextSpec) -> Policy:
-        """A fresh policy for contexts of that specification."""
-        return make_policy(self.spec, context)
+    def make(self, context: ContextSpec, price_by_model: Mapping[str, float]) -> Policy:
+        """A fresh policy for contexts of that specification; a pacer is told what models cost on average."""
+        spec = self.spec
+        if spec.name == "pacer":
+            spec = PolicySpec(name=spec.name, options={"prices_usd": dict(price_by_model), **spec.options})
+        return make_policy(spec, context)
 
 
 def is_static(policy: Policy) -> bool:
