@@ -1,7 +1,9 @@
 """The policies of a comparison: names of the registry, presets of the router, and one fixed policy per model."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
 
 from loadwise.kernel.errors import ConfigError
 from loadwise.policy.base import Policy
@@ -21,9 +23,12 @@ class Arm(NamedTuple):
     label: str
     spec: PolicySpec
 
-    def make(self, context: ContextSpec) -> Policy:
-        """A fresh policy for contexts of that specification."""
-        return make_policy(self.spec, context)
+    def make(self, context: ContextSpec, price_by_model: Mapping[str, float]) -> Policy:
+        """A fresh policy for contexts of that specification; a pacer is told what models cost on average."""
+        spec = self.spec
+        if spec.name == "pacer":
+            spec = PolicySpec(name=spec.name, options={"prices_usd": dict(price_by_model), **spec.options})
+        return make_policy(spec, context)
 
 
 def is_static(policy: Policy) -> bool:
@@ -35,7 +40,7 @@ def make_arms(names: Sequence[str] | None, models: Sequence[str]) -> list[Arm]:
     """The arms for names as a user gives them; all policies and the default preset where there are none.
 
     A name is a registered policy, a preset of the router, `fixed:MODEL`, or `package.module:Class`. `fixed` alone
-    stands for every model in turn, `mixing` for equal weights.
+    stands for every model in turn, `mixing` for equal weights. Options follow as in `linucb?alpha=0.3&ridge=2`.
 
     Raises:
         ConfigError: a name is unknown, given twice, or its policy cannot be made.
@@ -53,7 +58,35 @@ def make_arms(names: Sequence[str] | None, models: Sequence[str]) -> list[Arm]:
     return arms
 
 
-def _arms_of(name: str, models: Sequence[str]) -> list[Arm]:
+def _arms_of(said: str, models: Sequence[str]) -> list[Arm]:
+    name, mark, text = said.partition("?")
+    if not mark:
+        return _plain_arms_of(name, models)
+    return [
+        Arm(f"{arm.label}?{text}", PolicySpec(name=arm.spec.name, options={**arm.spec.options, **_options(said, text)}))
+        for arm in _plain_arms_of(name, models)
+    ]
+
+
+def _options(said: str, text: str) -> dict[str, Any]:
+    """`key=value` parts as options.
+
+    >>> _options("linucb?alpha=0.3&gram=landed", "alpha=0.3&gram=landed")
+    {'alpha': 0.3, 'gram': 'landed'}
+    """
+    options: dict[str, Any] = {}
+    for part in text.split("&"):
+        key, equals, value = part.partition("=")
+        if not key or not equals or key in options:
+            raise ConfigError(f"policy {said!r}: {part!r} is not, once each, KEY=VALUE")
+        try:
+            options[key] = msgspec.json.decode(value)
+        except msgspec.DecodeError:
+            options[key] = value  # a bare word
+    return options
+
+
+def _plain_arms_of(name: str, models: Sequence[str]) -> list[Arm]:
     kind, colon, model = name.partition(":")
     if kind == "fixed":
         if colon and model not in models:

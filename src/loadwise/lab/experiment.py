@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -124,7 +125,9 @@ def run_replay(config: ReplayConfig, say: Say = lambda _: None) -> Result:
 
 def _replay_arm(world: World, config: ReplayConfig, feedback: FeedbackSpec, arm: Arm) -> list[Scored]:
     """The points of one policy, one for each cost weight; a single one where rewards change nothing."""
-    policy = arm.make(world.contexts.spec)
+    price_by_model = dict(zip(world.stream.models, world.prices_usd, strict=True))
+    make = partial(arm.make, world.contexts.spec, price_by_model)
+    policy = make()
     static = is_static(policy)
     weights = (0.0,) if static else config.cost_weights
     if static:
@@ -140,12 +143,7 @@ def _replay_arm(world: World, config: ReplayConfig, feedback: FeedbackSpec, arm:
             chosen = replay_order_compiled(world, episode, options, feedback.n_learners, weights, order)
         else:
             chosen = np.stack(
-                [
-                    replay_order(
-                        world, episode, lambda: arm.make(world.contexts.spec), feedback.n_learners, weight, order
-                    )
-                    for weight in weights
-                ]
+                [replay_order(world, episode, make, feedback.n_learners, weight, order) for weight in weights]
             )
         for total, row in zip(counts, chosen, strict=True):
             total += count_last_pass(row, episode, n_tasks, n_models)

@@ -82,24 +82,28 @@ def judge(stream: Stream, scored: Sequence[Scored], n_draws: int, rng: np.random
     success = np.stack([(share * stream.success).sum(axis=1) for share in shares], axis=1)  # (n_tasks, n_points)
     cost = np.stack([(share * stream.cost_usd).sum(axis=1) for share in shares], axis=1)
     crossed = _cross_fits(stream, scored, success, cost, rng)
-    figures = {**_frontier_figures(scored), **_uninformed_figures(scored)}
-    whole = _means(stream, success, cost, np.full((1, stream.n_tasks), 1.0 / stream.n_tasks))[0]
+    figures = _frontier_figures(scored)
+    linear = _uninformed(stream, scored, success)
+    even = np.full((1, stream.n_tasks), 1.0 / stream.n_tasks)
+    whole = _means(stream, success, cost, even)[0]
     values = {name: figure(whole) for name, figure in figures.items()}
+    values |= {name: float((even @ vector)[0]) for name, vector in linear.items()}
     gains = (whole.point_successes - _hull(whole)) * 100.0
     drawn: list[Array] = []
     drawn_figures: dict[str, list[float]] = {name: [] for name in figures}
-    drawn_crossed: dict[str, list[Array]] = {name: [] for name in crossed}
+    drawn_arrays: dict[str, list[Array]] = {name: [] for name in (*linear, *crossed)}
     for draw in task_draws(stream.family, n_draws, rng):
         for means in _means(stream, success, cost, draw):
             drawn.append((means.point_successes - _hull(means)) * 100.0)
             for name, figure in figures.items():
                 drawn_figures[name].append(figure(means))
         for name, fit in crossed.items():
-            drawn_crossed[name].append(_crossed_gain(stream, fit, success, cost, draw))
+            drawn_arrays[name].append(_crossed_gain(stream, fit, success, cost, draw))
+        for name, vector in linear.items():
+            drawn_arrays[name].append(draw @ vector)
     ci95 = {name: interval(np.array(found)) for name, found in drawn_figures.items()}
-    for name, fit in crossed.items():
-        values[name] = float(_crossed_gain(stream, fit, success, cost, np.full((1, stream.n_tasks), 1.0))[0])
-        ci95[name] = interval(np.concatenate(drawn_crossed[name]))
+    values |= {name: float(_crossed_gain(stream, fit, success, cost, even)[0]) for name, fit in crossed.items()}
+    ci95 |= {name: interval(np.concatenate(found)) for name, found in drawn_arrays.items()}
     points = _points(stream, scored, shares, success, whole, gains, np.array(drawn))
     return Judged(points, values, ci95)
 
@@ -195,21 +199,25 @@ def _frontier_figures(scored: Sequence[Scored]) -> dict[str, Figure]:
     return figures
 
 
-def _uninformed_figures(scored: Sequence[Scored]) -> dict[str, Figure]:
-    """Success at cost weight 0 over the uninformed choice of any model (ORACLE, Table 1), for the stream as a whole."""
-    figures: dict[str, Figure] = {}
+def _uninformed(stream: Stream, scored: Sequence[Scored], success: Array) -> dict[str, Array]:
+    """Success at cost weight 0 over the uninformed choice of any model (ORACLE, Table 1): of the stream, each family.
+
+    Returns:
+        Per figure one weight per task, shape (n_tasks,): under shares of the tasks the figure is their dot product.
+    """
+    vectors: dict[str, Array] = {}
     for (policy, verification), found in _by_arm(scored).items():
-        if len(found) < 2:
-            continue
         at = min(found, key=lambda index: scored[index].cost_weight)
-        if scored[at].cost_weight != 0.0:
+        if len(found) < 2 or scored[at].cost_weight != 0.0:
             continue
-
-        def over_uninformed(means: _Means, at: int = at) -> float:
-            return 100.0 * (float(means.point_successes[at]) - float(np.mean(means.successes)))
-
-        figures[f"{policy}.{verification}.over_uninformed_at_0_pp"] = over_uninformed
-    return figures
+        gain = 100.0 * (success[:, at] - stream.success.mean(axis=1))
+        name = f"{policy}.{verification}.over_uninformed_at_0_pp"
+        vectors[name] = gain
+        for index, family in enumerate(stream.families):
+            tasks = stream.family == index
+            if tasks.any():  # draws are stratified: every one has as many tasks of the family
+                vectors[f"{name}.{family}"] = np.where(tasks, gain * stream.n_tasks / tasks.sum(), 0.0)
+    return vectors
 
 
 class _Fit(NamedTuple):

@@ -23,7 +23,10 @@ from .base import Policy
 from .context import ContextSpec
 from .fixed import Fixed, FixedOptions, Mixing, MixingOptions, Random, RoundRobin
 from .greedy import EpsilonGreedy, EpsilonGreedyOptions
+from .labelled import ACRouter, ACRouterOptions, Table, TableOptions
 from .linear import LinTS, LinTSOptions, LinUCB, LinUCBOptions
+from .nearest import Nearest, NearestOptions
+from .pacer import Pacer, PacerOptions
 
 _ATTRIBUTES = ("name", "reads", "is_deterministic")
 _METHODS = ("choose", "propensities", "observe", "learn", "undo", "dump", "load")
@@ -54,15 +57,19 @@ class Entry(NamedTuple):
 
 
 _ENTRIES: dict[str, Entry] = {
+    "acrouter": Entry(ACRouter, ACRouterOptions),
     "epsilon_greedy": Entry(EpsilonGreedy, EpsilonGreedyOptions),
     "fixed": Entry(Fixed, FixedOptions),
+    "knn": Entry(Nearest, NearestOptions),
     "least_loaded": Entry(LeastLoaded, NoOptions),
     "lints": Entry(LinTS, LinTSOptions),
     "linucb": Entry(LinUCB, LinUCBOptions),
     "mixing": Entry(Mixing, MixingOptions),
+    "pacer": Entry(Pacer, PacerOptions),
     "power_of_two": Entry(PowerOfTwo, NoOptions),
     "random": Entry(Random, NoOptions),
     "round_robin": Entry(RoundRobin, NoOptions),
+    "table": Entry(Table, TableOptions),
 }
 
 
@@ -116,7 +123,10 @@ def make_policy(spec: PolicySpec, context: ContextSpec | None = None, resolve: R
         policy = _call(spec.name, entry.factory, options)
     else:
         if context is not None and "context_version" in entry.options.__struct_fields__:
-            options.setdefault("n_features", context.n_features)
+            if "n_labels" in entry.options.__struct_fields__:
+                options.setdefault("n_labels", context.n_features - context.n_components)
+            else:
+                options.setdefault("n_features", context.n_features)
             options.setdefault("context_version", context.version)
         checked = _options(spec.name, entry.options, options)
         policy = entry.factory() if entry.options is NoOptions else entry.factory(checked)
