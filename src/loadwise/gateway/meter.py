@@ -117,6 +117,7 @@ def _program_families(router: Router, turns: "Turns") -> Iterator[Metric]:
         ("matched", turns.prefixes.n_matched),
         ("unmatched", turns.prefixes.n_unmatched),
         ("ambiguous", turns.prefixes.n_ambiguous),
+        ("unread", turns.prefixes.n_unread),
     ):
         prefixes.add_metric([result], n)
     yield prefixes

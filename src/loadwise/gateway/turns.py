@@ -105,6 +105,8 @@ class Turns:
         conversation: Conversation | None = None
         if program_id is None:
             conversation = self.prefixes.find(headers.get(b"authorization", b""), request.messages())
+            if request.is_unread:
+                self.prefixes.n_unread += 1
             program_id = conversation.program_id if conversation is not None else None
             program = None if program_id is None else by_id.get(program_id)
             if program_id is None:
@@ -112,6 +114,8 @@ class Turns:
         elif program is not None and program.is_implicit:
             self.prefixes.forget(program_id)  # from here on its messages alone do not tell where it stands
         components = () if program is not None else self._components(request)
+        if components is not None:
+            request.forget_messages()
         relay = Relay(
             self,
             exchange,
@@ -197,9 +201,9 @@ class Turns:
             late.cancel()
             self._post_embedded(relay, arrival, components)
 
-        self._embedder.submit(
-            request.prompt_text(), lambda components: self.host.call_on_loop(on_components, components)
-        )
+        text = request.prompt_text()
+        request.forget_messages()
+        self._embedder.submit(text, lambda components: self.host.call_on_loop(on_components, components))
 
     def _post_embedded(self, relay: Relay, arrival: e.TurnArrived, components: tuple[float, ...]) -> None:
         if relay.turn_id == 0 and relay.is_awaited:  # else it went on without, or the client has left meanwhile
