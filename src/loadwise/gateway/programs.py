@@ -79,15 +79,18 @@ class Programs:
         program_id = program_id_in_path(segment)
         artefacts = _artefacts(exchange.body)
         record = self._record(program_id)
+        self._host.require_writable()  # a repeat too: what ended since the journal failed is in memory only
         if record.ended_at_s is not None:
             respond_json(exchange, _finished(record))
             return
-        self._host.require_writable()
         ended = e.ProgramEnded(
             at_s=self._host.now_s(), program_id=program_id, reason=EndReason.FINISH, artefacts=artefacts
         )
 
-        def answer() -> None:
+        def answer(trouble: Error | None) -> None:
+            if trouble is not None:
+                respond_error(exchange, trouble)
+                return
             found = self._find(program_id)
             if found is None:  # it had no answer yet, so nothing of it is kept
                 state, reason = ProgramState.CANCELLED, EndReason.FINISH
@@ -112,16 +115,20 @@ class Programs:
             respond_json(exchange, _judged(record))
             return
         arrived = e.VerdictArrived(at_s=self._host.now_s(), program_id=program_id, verdict=verdict)
-        self._host.post(arrived, lambda: self._acknowledge(exchange, program_id))
+        self._host.post(arrived, lambda trouble: self._acknowledge(exchange, program_id, trouble))
 
     def _repeat(self, exchange: Exchange, record: ProgramRecord, verdict: Verdict) -> None:
         if record.verdict != verdict:
             assert record.verdict is not None
             known = record.verdict.verdict
             raise Conflict(f"program {record.program_id!r} is judged already ({known})", code="verdict_conflict")
-        self._acknowledge(exchange, record.program_id)
+        # Known is not the same as kept: what was judged since the journal failed is in memory only.
+        self._acknowledge(exchange, record.program_id, self._host.trouble())
 
-    def _acknowledge(self, exchange: Exchange, program_id: ProgramId) -> None:
+    def _acknowledge(self, exchange: Exchange, program_id: ProgramId, trouble: Error | None) -> None:
+        if trouble is not None:
+            respond_error(exchange, trouble)
+            return
         found = self._find(program_id)
 
         def on_durable(error: JournalError | None) -> None:
