@@ -38,7 +38,7 @@ def on_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
                     await engine.stop()
 
         uvloop.run(bounded())
-        assert not heard
+        assert not heard, heard
 
     return run
 

@@ -99,7 +99,7 @@ async def start(
             selector.host = host
             closers.push_async_callback(selector.close)
         for link in links.values():
-            closers.push_async_callback(link.upstream.close)
+            closers.push_async_callback(link.close)
         if not is_new:
             _take_over(host, links)
         turns = Turns(host, links, archive, Meter(), embedder=embedder, answer_max_bytes=gateway.answer_max_bytes)
