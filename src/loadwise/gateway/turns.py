@@ -3,19 +3,20 @@
 import asyncio
 import hashlib
 import math
-from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 
 from loadwise.kernel import events as e
-from loadwise.kernel.errors import CallerError, Conflict, Error, UnknownModel, Unprocessable
+from loadwise.kernel.errors import CallerError, Conflict, Error, Overloaded, UnknownModel, Unprocessable
 from loadwise.kernel.ids import BackendId, ModelId, ProgramId, TurnId
 from loadwise.router.program import FORGOTTEN_STATES
+from loadwise.runner.embed import Embedder
 from loadwise.wire.exchange import Exchange
 
 from .answers import respond_error
-from .archive import Archived
+from .archive import WatchedArchive
 from .backend import BackendLink, header_text
 from .host import Host
 from .identity import Conversation, PrefixIndex, is_final, named_program
@@ -27,24 +28,13 @@ TASK_TYPE_HEADER = b"x-loadwise-task-type"
 DOMAIN_HEADER = b"x-loadwise-domain"
 BUDGET_HEADER = b"x-loadwise-budget-s"
 PRIORITY_HEADER = b"x-loadwise-priority"
+"""A whole number that is journaled with the turn and its dispatch; no engine is told of it yet."""
 BUDGET_MAX_S = 7 * 86400.0
 PRIORITY_MAX = 1_000_000
 EMBEDDING_MAX_S = 2.0
 """A first turn goes on without its embedding when that takes longer."""
 SHOWN_MAX_CHARS = 100
 """Of what a client sent, in the message that refuses it."""
-
-
-class Embedder(Protocol):
-    """What turns a program's first request into components of its context."""
-
-    def components_now(self, text: str) -> tuple[float, ...] | None:
-        """The components where that is cheap; None where `submit` must be used."""
-        ...
-
-    def submit(self, text: str, callback: Callable[[tuple[float, ...]], None]) -> None:
-        """Compute off the loop; `callback` may be called on any thread."""
-        ...
 
 
 class Turns:
@@ -54,7 +44,7 @@ class Turns:
         self,
         host: Host,
         links: dict[BackendId, BackendLink],
-        archive: Archived,
+        archive: WatchedArchive,
         meter: Meter,
         *,
         embedder: Embedder | None,
@@ -183,7 +173,10 @@ class Turns:
 
     def _require_new(self, program_id: ProgramId) -> None:
         """A program that has left memory is finished all the same."""
-        record = self.archive.get(program_id)
+        try:
+            record = self.archive.get(program_id)
+        except Overloaded:
+            return  # told and counted there; a program that may be new is served
         if record is not None and record.state not in FORGOTTEN_STATES:
             raise Conflict(f"program {program_id!r} has ended ({record.state})", code="program_finished")
 
