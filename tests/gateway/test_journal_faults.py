@@ -77,7 +77,7 @@ FAULTS: dict[str, tuple[Break, int]] = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_verdict_that_is_not_in_the_journal_is_never_acknowledged(name: str, tmp_path: Path) -> None:
-    """Not the first time, not when it is repeated, although the stack has it in memory; a restart has not heard of it."""
+    """Not the first time nor when repeated, although the stack has it in memory; a restart has not heard of it."""
     break_it, status = FAULTS[name]
 
     @on_loop

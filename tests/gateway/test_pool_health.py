@@ -273,7 +273,7 @@ async def test_a_port_that_is_taken_is_a_config_error() -> None:
 
 @on_loop
 async def test_our_own_connection_limit_is_not_the_backends_fault() -> None:
-    """Turns that find no free connection are told to come again; the backend stays up, its probe sees it, others go on."""
+    """Turns that find no free connection are told to come again; the backend stays up, and its probe sees it."""
     engine = Engine(hangs)
     async with site(engine, upstream_connections_max=2, backend_0={"connect_timeout_s": 0.1}) as s:
         clients = [asyncio.ensure_future(s.chat(f"p{n}")) for n in range(2)]
@@ -308,7 +308,7 @@ async def probed() -> tuple[Engine, list[Any]]:
 
 @on_loop
 async def test_one_bad_look_is_no_reason_to_stop_several_are() -> None:
-    """Slow, broken or refused with 5xx: three in a row take a backend down, a good one between begins the count anew."""
+    """Broken or answered with 5xx: three in a row take a backend down, a good one between begins the count anew."""
     engine, looks = await probed()
     async with site(engine, config=pool(engine), probe_interval_s=60.0) as s:
         probe, state = s.gateway.probes[0], s.router.backends.by_id["a"]

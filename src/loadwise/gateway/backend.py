@@ -12,7 +12,6 @@ from loadwise.wire.heads import Ticker, header_block
 
 from .config import GatewayConfig
 
-
 _WATCHED = UpstreamLimits(connections=2, idle_connections=2)
 
 

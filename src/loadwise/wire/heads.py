@@ -143,7 +143,13 @@ def header_block(pairs: Iterable[tuple[str | bytes, str | bytes]]) -> bytes:
     return b"".join(lines)
 
 
-_ERROR_KINDS = {401: "authentication_error", 404: "not_found_error", 409: "conflict_error", 429: "rate_limit_error"}
+_ERROR_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    429: "rate_limit_error",
+}
 
 
 def error_kind(status: int) -> str:
