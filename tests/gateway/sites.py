@@ -38,7 +38,7 @@ def on_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
                     await engine.stop()
 
         uvloop.run(bounded())
-        assert not heard
+        assert not heard, heard
 
     return run
 
@@ -151,7 +151,7 @@ class Site:
     ) -> Answer:
         """One request on a connection of its own."""
         raw = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-        lines = [b"%b %b HTTP/1.1" % (method.encode(), path.encode()), b"Host: h", b"Connection: close"]
+        lines = [b"%b %b HTTP/1.1" % (method.encode(), path.encode()), b"Host: localhost", b"Connection: close"]
         if body is not None:
             lines.append(b"Content-Length: %d" % len(raw))
         for name, value in (headers or {}).items():

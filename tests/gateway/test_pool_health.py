@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import METRICS, Behaviour, Call, Engine, fails, hangs, resets, writes
+from engines import METRICS, Behaviour, Call, Engine, fails, hangs, resets, says, writes
 from sites import on_loop, pool, site, until
 
 from loadwise.gateway.probe import read_signals
@@ -268,3 +269,133 @@ async def test_a_port_that_is_taken_is_a_config_error() -> None:
         config = {**pool(s.engine), "gateway": {"port": s.port, "journal": None}}
         with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{s.port}"):
             await start(parse_config(config), environment={})
+
+
+@on_loop
+async def test_our_own_connection_limit_is_not_the_backends_fault() -> None:
+    """Turns that find no free connection are told to come again; the backend stays up, and its probe sees it."""
+    engine = Engine(hangs)
+    async with site(engine, upstream_connections_max=2, backend_0={"connect_timeout_s": 0.1}) as s:
+        clients = [asyncio.ensure_future(s.chat(f"p{n}")) for n in range(2)]
+        await until(lambda: len(engine.calls) == 2)
+        for answer in await asyncio.gather(*(s.chat(f"q{n}", stream=n % 2 == 0) for n in range(6))):
+            assert (answer.status, answer.error["code"]) == (503, "connections_busy")
+            assert int(answer.headers["retry-after"]) >= 1
+        state = s.router.backends.by_id["a"]
+        assert (state.health, state.n_failures, state.is_cooling) == ("up", 0, False)
+        assert s.gateway.probes[0].is_reachable and (await s.ask("GET", "/readyz")).status == 200
+        engine.usual = says()
+        clients[0].cancel()
+        await until(lambda: s.counts.cancelled == 1)
+        assert (await s.chat("r")).status == 200
+        clients[1].cancel()
+        await until(lambda: s.counts.cancelled == 2)
+
+
+async def probed() -> tuple[Engine, list[Any]]:
+    """An engine, and how its metrics are answered one look after another."""
+    engine, looks = await Engine().start(), []
+
+    async def behave(call: Call) -> None:
+        if looks:
+            await looks.pop(0)(call)
+        else:
+            await call.respond(METRICS, kind="text/plain")
+
+    engine.metrics = behave
+    return engine, looks
+
+
+@on_loop
+async def test_one_bad_look_is_no_reason_to_stop_several_are() -> None:
+    """Broken or answered with 5xx: three in a row take a backend down, a good one between begins the count anew."""
+    engine, looks = await probed()
+    async with site(engine, config=pool(engine), probe_interval_s=60.0) as s:
+        probe, state = s.gateway.probes[0], s.router.backends.by_id["a"]
+        for bad in (fails(500), writes(b"what?\r\n\r\n"), fails(503)):
+            looks += [bad, bad]
+            for _ in range(3):
+                await probe.poll()
+                assert (probe.is_reachable, state.health) == (True, "up")
+        looks += [fails(500), writes(b"what?\r\n\r\n"), fails(503)]
+        for health in ("up", "up", "down"):
+            await probe.poll()
+            assert state.health == health
+        await probe.poll()
+        assert (probe.is_reachable, state.health) == (True, "up")
+
+
+@on_loop
+async def test_slow_metrics_are_no_dead_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy engine may be slow to show them, even at the start."""
+    monkeypatch.setattr("loadwise.gateway.probe.TIMEOUT_S", 0.01)
+    engine, looks = await probed()
+    looks += [hangs, hangs]
+    async with site(engine, config=pool(engine), probe_interval_s=60.0) as s:
+        probe, state = s.gateway.probes[0], s.router.backends.by_id["a"]
+        assert (probe.is_reachable, state.health) == (None, "up")
+        await probe.poll()
+        assert (probe.is_reachable, state.health) == (None, "up")
+        looks += [hangs]
+        await probe.poll()
+        assert (probe.is_reachable, state.health) == (False, "down")
+
+
+@on_loop
+async def test_a_closed_port_is_down_at_once_and_found_again() -> None:
+    """Refused is certain; the probe that said so says when it is over."""
+    engine, _ = await probed()
+    async with site(engine, config=pool(engine), probe_interval_s=60.0) as s:
+        probe, state = s.gateway.probes[0], s.router.backends.by_id["a"]
+        await engine.stop()
+        await until(lambda: s.gateway.probes[0]._link.watched.statistics().connections == 0)
+        await probe.poll()
+        assert (probe.is_reachable, state.health) == (False, "down")
+        await engine.start()
+        await probe.poll()
+        assert (probe.is_reachable, state.health) == (True, "up")
+
+
+@on_loop
+async def test_a_probe_does_not_end_a_cooldown_that_failed_calls_have_earned() -> None:
+    """Metrics may be fine where calls are not: the router's own clock ends it; a probe's `down` replaces it."""
+    engine, _ = await probed()
+    engine.usual = resets
+    async with site(engine, config=pool(engine), probe_interval_s=60.0) as s:
+        probe, state = s.gateway.probes[0], s.router.backends.by_id["a"]
+        for n in range(2):
+            await s.chat(f"p{n}")
+        assert (state.health, state.is_cooling) == ("down", True)
+        for _ in range(5):
+            await probe.poll()
+            assert (state.health, state.is_cooling) == ("down", True)
+        await engine.stop()
+        await until(lambda: s.gateway.probes[0]._link.watched.statistics().connections == 0)
+        await probe.poll()
+        assert (state.health, state.is_cooling) == ("down", False)
+        await engine.start()
+        await probe.poll()
+        assert state.health == "up"
+
+
+@on_loop
+async def test_what_an_earlier_run_called_down_is_called_up(tmp_path: Path) -> None:
+    """The journal remembers a backend as down; the probe of the next run knows better."""
+    engine, _ = await probed()
+    async with site(engine, config=pool(engine), journal=tmp_path) as s:
+        await engine.stop()
+        await until(lambda: s.router.backends.by_id["a"].health == "down" and s.gateway.probes[0].is_reachable is False)
+    await engine.start()
+    async with site(engine, config=pool(engine), journal=tmp_path) as s:
+        assert s.router.backends.by_id["a"].health == "up"
+
+
+@on_loop
+async def test_a_paid_api_is_looked_at_seldom() -> None:
+    """Its list of models is asked for every 30 s, an engine's metrics as often as configured."""
+    engine = await Engine(fails(404)).start()
+    async with site(engine, config=pool(engine, backend_0={"engine": "api"}), probe_interval_s=0.05) as s:
+        assert s.gateway.probes[0].interval_s == 30.0
+        assert [call.path for call in engine.calls] == ["/v1/models"]
+    async with site(engine, config=pool(engine), probe_interval_s=0.05) as s:
+        assert s.gateway.probes[0].interval_s == 0.05

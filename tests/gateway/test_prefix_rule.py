@@ -1,4 +1,4 @@
-"""The prefix rule, by itself: a conversation is continued if and only if the whole list of one open program is extended."""
+"""The prefix rule, by itself: a conversation continues a program if and only if it extends its whole list."""
 
 from __future__ import annotations
 

@@ -30,6 +30,8 @@ async def test_two_first_turns_at_once_are_one_program() -> None:
 class SlowEmbedder:
     """Gives the components when it is told to."""
 
+    version = "slow-1"
+
     def __init__(self) -> None:
         self.waiting: list[Any] = []
 

@@ -11,8 +11,8 @@ from loadwise.demo import weights
 from loadwise.demo.live import SCALE, emulated_engine, emulated_pool, gateways, real_pool
 from loadwise.demo.run import DemoOptions, DemoResult, Report, run_demo
 from loadwise.demo.table import UsdPerMillion, packaged_table
-from loadwise.gateway.turns import Embedder
 from loadwise.kernel.errors import ConfigError
+from loadwise.runner.embed import Embedder
 
 N_EMULATED = 200
 N_REAL = 8

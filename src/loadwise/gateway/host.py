@@ -7,8 +7,9 @@ behind, so the stack is never entered twice. A decision is handed to the kernel'
 everything else is written at the end of the loop's turn. A verdict is acknowledged when it is on disk.
 
 What goes wrong here stops the taking of new work, not what runs. Where the journal cannot be written, a decision that
-it does not hold is not carried out. Where the stack raises (a bug of ours), its state is not to be trusted: nothing
-more is written, and a restart recovers what the journal holds.
+it does not hold is not carried out, then or later. Where the stack raises (a bug of ours), its state is not to be
+trusted: nothing more is written, no snapshot is taken, and a restart recovers what the journal holds. Whoever waits for
+an event to have happened is told when it is not in the journal.
 """
 
 import asyncio
@@ -20,8 +21,8 @@ from typing import Protocol
 
 from loadwise.kernel import commands as c
 from loadwise.kernel import events as e
-from loadwise.kernel.errors import JournalError, Overloaded
-from loadwise.kernel.ids import TurnId
+from loadwise.kernel.errors import Error, JournalError, Overloaded
+from loadwise.kernel.ids import DecisionId, TurnId
 from loadwise.kernel.stack import Stack
 from loadwise.kernel.work import TurnOutcome
 from loadwise.router.machine import Router
@@ -29,6 +30,9 @@ from loadwise.router.machine import Router
 
 class Journal(Protocol):
     """What the host asks of a journal writer."""
+
+    dump: Callable[[], bytes] | None
+    """Takes a snapshot of the stack; the host takes it away where the stack's state is not what the journal holds."""
 
     def append(self, event: e.Event, commands: list[c.Command]) -> int: ...
     def flush(self) -> None: ...
@@ -40,6 +44,10 @@ class TurnRelay(Protocol):
     def dispatch(self, command: c.Dispatch) -> None: ...
     def cancel(self) -> None: ...
     def end(self, command: c.EndTurn) -> None: ...
+
+
+Then = Callable[[Error | None], None]
+"""Told what became of an event: None once it has happened and is in the journal, else why it is not."""
 
 
 class Host:
@@ -71,11 +79,13 @@ class Host:
         self.failure: str | None = None
         """Why no new work is taken."""
         self._failure_code = ""
+        self._unwritten: set[DecisionId] = set()
+        """Decisions that the journal does not hold; nothing of them is ever dispatched."""
         self._ask_selector = ask_selector
         self._loop = asyncio.get_running_loop()
         self._offset_s = started_at_s - time.monotonic()
         self._last_at_s = started_at_s
-        self._queue: deque[tuple[e.Event, Callable[[], None] | None]] = deque()
+        self._queue: deque[tuple[e.Event, Then | None]] = deque()
         self._is_draining = False
         self._is_flush_due = False
         self._timer_by_name: dict[str, asyncio.TimerHandle] = {}
@@ -101,8 +111,12 @@ class Host:
         self._n_turns += 1
         return TurnId(self._n_turns)
 
-    def post(self, event: e.Event, then: Callable[[], None] | None = None) -> None:
-        """Let an event happen; `then` is called when its commands have been carried out."""
+    def post(self, event: e.Event, then: Then | None = None) -> None:
+        """Let an event happen; `then` is called when its commands have been carried out.
+
+        Args:
+            then: hears why not where the event is not in the journal: it must not be acknowledged.
+        """
         self._queue.append((event, then))
         if self._is_draining:
             return
@@ -116,9 +130,10 @@ class Host:
         finally:
             self._is_draining = False
 
-    def _call(self, then: Callable[[], None]) -> None:
+    def _call(self, then: Then) -> None:
         try:
-            then()
+            # After a failure nothing is written, so no event that happened since is in the journal.
+            then(self.trouble())
         except Exception as problem:
             self._report("what follows an event raised", problem)
 
@@ -178,8 +193,21 @@ class Host:
 
     def _fail(self, text: str, *, code: str) -> None:
         """What runs is finished; nothing new is taken, for it could not be remembered."""
+        if self.failure is not None:
+            return
+        self.failure, self._failure_code = text, code
+        if self.journal is not None:
+            self.journal.dump = None
+            with contextlib.suppress(Exception):  # what came before stands, unless the journal itself has failed
+                self.journal.flush()
+
+    def trouble(self) -> Error | None:
+        """Why nothing that happens now is remembered; None while all is well."""
         if self.failure is None:
-            self.failure, self._failure_code = text, code
+            return None
+        if self._failure_code == "internal_error":
+            return Error(self.failure)
+        return Overloaded(self.failure, retry_after_s=30.0, code=self._failure_code)
 
     def require_writable(self) -> None:
         """Refuse new work where it could not be remembered.
@@ -192,12 +220,10 @@ class Host:
 
     def _without_undecided(self, commands: list[c.Command]) -> list[c.Command]:
         """The commands without the dispatches of decisions that could not be written down; their turns end here."""
-        undecided = {command.program_id for command in commands if type(command) is c.RecordDecision}
-        if not undecided:
-            return commands
+        self._unwritten.update(command.decision_id for command in commands if type(command) is c.RecordDecision)
         left: list[c.Command] = []
         for command in commands:
-            if type(command) is c.Dispatch and command.program_id in undecided:
+            if type(command) is c.Dispatch and command.decision_id in self._unwritten:
                 self._give_up(command.turn_id, 503, self._failure_code, str(self.failure), retry_after_s=30.0)
             else:
                 left.append(command)

@@ -9,7 +9,8 @@ was asked before and the reply that we relayed. Messages are compared by a norma
 they send back. A list is known by a chained hash, so a lookup costs one hash per message. Two programs with equal lists
 are both not found, and neither is a program whose turn is open, for its list is about to change: a wrong merge poisons
 credit, a missed one only starts a new program. Agents that compact their history begin a new program unless they send a
-name; `n_unmatched` counts conversations that arrive in the middle.
+name; `n_unmatched` counts conversations that arrive in the middle. Nor is a conversation compared that is longer than
+we read (`openai.MESSAGES_MAX` and its fellows), for one client must not take everybody's time: `n_unread` counts those.
 """
 
 import hashlib
@@ -214,6 +215,8 @@ class PrefixIndex:
         self.n_unmatched = 0
         """Requests that look like the middle of a conversation nobody knows (compacted history, a restart)."""
         self.n_ambiguous = 0
+        self.n_unread = 0
+        """Requests whose conversation is longer than we read, or cannot be read: each is a program of its own."""
 
     def __len__(self) -> int:
         return len(self._hashes_by_program)

@@ -20,6 +20,17 @@ _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_any = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 
+MESSAGES_MAX = 4096
+MESSAGES_MAX_BYTES = 1024 * 1024
+COMMAS_MAX = 131_072
+BRACKETS_MAX = 65_536
+"""A conversation beyond any of these is not read by us, only handed on: reading takes time from everybody else's turns,
+and grows with the number of values more than with their length."""
+LENGTH_MAX_BYTES = 8 * 1024 * 1024
+"""The longest conversation in which the last question is looked for."""
+LARGE_BYTES = 1024 * 1024
+COLONS_MAX = 262_144
+"""In a body that is large, beside its messages or its prompt: as many fields as it may have."""
 BYTES_PER_TOKEN = 4
 """For estimates before the engine has counted."""
 TOKENS_MAX = 2**40
@@ -56,7 +67,17 @@ _TRUE = msgspec.Raw(b"true")
 class ModelRequest:
     """One request for a model call, split into its fields."""
 
-    __slots__ = ("_encoded_for", "_fields", "adds_usage", "is_stream", "max_output_tokens", "metadata", "model")
+    __slots__ = (
+        "_encoded_for",
+        "_fields",
+        "_messages",
+        "adds_usage",
+        "is_stream",
+        "is_unread",
+        "max_output_tokens",
+        "metadata",
+        "model",
+    )
 
     def __init__(self, body: bytes, *, prompt_field: str) -> None:
         """Split a body.
@@ -67,8 +88,13 @@ class ModelRequest:
         Raises:
             CallerError: not a JSON object, or a field we need has the wrong type.
         """
+        if len(body) > LARGE_BYTES:
+            _require_few_fields(body)
         self._fields = fields = _split(body)
         self._encoded_for: tuple[str, bytes] | None = None
+        self._messages: list[Any] | None = None
+        self.is_unread = False
+        """Whether `messages` was asked for a conversation that it could not or would not read."""
         self.model: str = self._read("model", AUTO)
         """As the client named it; `auto` where it named none."""
         self.is_stream: bool = bool(self._read("stream", False))
@@ -126,16 +152,36 @@ class ModelRequest:
         return 0 if raw is None else len(memoryview(raw)) // BYTES_PER_TOKEN
 
     def messages(self) -> list[Any]:
-        """The conversation as plain values; empty for a completion, and where it holds what we cannot read."""
-        messages = read_leniently(self._fields.get("messages"))
-        return messages if isinstance(messages, list) else []
+        """The conversation as plain values, read once; empty for a completion, where it holds what we cannot read, and
+        where it is longer than we read (`is_unread`)."""
+        known = self._messages
+        if known is None:
+            known = self._messages = self._read_messages(MESSAGES_MAX_BYTES)
+            self.is_unread = not known and "messages" in self._fields
+        return known
+
+    def _read_messages(self, limit_bytes: int) -> list[Any]:
+        raw = self._fields.get("messages")
+        if raw is None or not is_readable(raw, limit_bytes):
+            return []
+        messages = read_leniently(raw)
+        return messages if isinstance(messages, list) and len(messages) <= MESSAGES_MAX else []
+
+    def forget_messages(self) -> None:
+        """Let go of the plain values: a turn may be open for long."""
+        self._messages = None
 
     def prompt_text(self) -> str:
         """What the program was asked first: the text of the last user message, or the prompt."""
-        for message in reversed(self.messages()):
+        # A long text is as good as any; what costs is a great many values.
+        messages = self.messages()
+        if self.is_unread and len(memoryview(self._fields["messages"])) > MESSAGES_MAX_BYTES:
+            messages = self._read_messages(LENGTH_MAX_BYTES)
+        for message in reversed(messages):
             if isinstance(message, dict) and message.get("role") == "user":
                 return text_of(message.get("content"))
-        prompt = read_leniently(self._fields.get("prompt"))
+        raw = self._fields.get("prompt")
+        prompt = read_leniently(raw) if raw is not None and bytes(memoryview(raw)[:1]) == b'"' else None
         return prompt if isinstance(prompt, str) else ""
 
     def encode(self, served_model: str) -> bytes:
@@ -148,6 +194,40 @@ class ModelRequest:
         encoded = _encode(fields)
         self._encoded_for = (served_model, encoded)
         return encoded
+
+
+def is_readable(raw: msgspec.Raw | bytes, limit_bytes: int) -> bool:
+    """Whether a value is small enough to be read within some ten milliseconds, told without reading it."""
+    n_bytes = len(memoryview(raw))
+    if n_bytes <= BRACKETS_MAX:
+        return True
+    if n_bytes > limit_bytes:
+        return False
+    written = bytes(raw)
+    return written.count(b",") <= COMMAS_MAX and written.count(b"{") + written.count(b"[") <= BRACKETS_MAX
+
+
+class _Prompts(msgspec.Struct):
+    messages: msgspec.Raw = msgspec.Raw(b"")
+    prompt: msgspec.Raw = msgspec.Raw(b"")
+
+
+_decode_prompts = msgspec.json.Decoder(_Prompts).decode
+
+
+def _require_few_fields(body: bytes) -> None:
+    """Refuse a body of a great many fields before they are told apart.
+
+    Raises:
+        CallerError: there are too many.
+    """
+    try:
+        prompts = _decode_prompts(body)
+    except (*UNREADABLE, UnicodeDecodeError):
+        return  # `_split` says what is wrong with it
+    beside = body.count(b":") - bytes(prompts.messages).count(b":") - bytes(prompts.prompt).count(b":")
+    if beside > COLONS_MAX:
+        raise CallerError(f"the body has about {beside} fields beside its prompt; {COLONS_MAX} is the limit")
 
 
 def _split(body: bytes) -> dict[str, msgspec.Raw]:
@@ -165,7 +245,7 @@ def _split(body: bytes) -> dict[str, msgspec.Raw]:
     except RecursionError as error:
         raise CallerError("the body is nested too deeply", code="invalid_json") from error
     except msgspec.DecodeError as error:
-        if b"\\u" in body:
+        if b"\\u" in body and is_readable(body, len(body)):
             try:
                 return _split_leniently(body.decode())
             except (ValueError, RecursionError):

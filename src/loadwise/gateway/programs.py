@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -12,12 +13,14 @@ from loadwise.kernel.commands import ProgramRecord
 from loadwise.kernel.errors import CallerError, Conflict, Error, JournalError, Overloaded, UnknownProgram, Unprocessable
 from loadwise.kernel.ids import ProgramId
 from loadwise.kernel.work import EndReason, ProgramState, Verdict, VerdictKind
+from loadwise.router.program import Program
 from loadwise.wire.exchange import Exchange
 
-from .answers import respond_error, respond_json
+from .answers import respond_error, respond_json, whole
 from .archive import Archived
 from .host import Host
 from .identity import program_id_in_path
+from .tenants import Tenants
 
 LIST_MAX = 1000
 ARTEFACTS_MAX = 64
@@ -37,8 +40,9 @@ class Programs:
         when_durable: calls back on the loop once all that was posted so far is on disk.
     """
 
-    def __init__(self, host: Host, archive: Archived, when_durable: WhenDurable) -> None:
+    def __init__(self, host: Host, archive: Archived, tenants: Tenants, when_durable: WhenDurable) -> None:
         self._host = host
+        self._tenants = tenants
         self._archive = archive
         self._when_durable = when_durable
 
@@ -49,28 +53,31 @@ class Programs:
         state = query.get("state")
         if state is not None and state not in _STATES:
             raise CallerError(f"state {_shown(state)} is unknown; known: {', '.join(ProgramState)}", param="state")
-        records: list[ProgramRecord] = []
-        for program in reversed(self._host.router.table.by_id.values()):
-            if len(records) >= limit:
-                break
-            if state is None or program.state == state:
-                records.append(program.record())
+        tenant = self._tenants.of(exchange.headers)
+
+        def is_asked(record: ProgramRecord | Program) -> bool:
+            return (state is None or record.state == state) and self._tenants.may_use(tenant, record.tenant)
+
+        open_programs = reversed(self._host.router.table.by_id.values())
+        records = [program.record() for program in islice(filter(is_asked, open_programs), limit)]
         if len(records) < limit:
-            archived = self._archive.recent(limit - len(records))
-            records += [record for record in archived if state is None or record.state == state]
-        respond_json(exchange, {"object": "list", "data": records})
+            is_all = state is None and not self._tenants.keys
+            archived = self._archive.recent(limit - len(records) if is_all else LIST_MAX)
+            records += islice(filter(is_asked, archived), limit - len(records))
+        respond_json(exchange, {"object": "list", "data": [whole(record) for record in records]})
 
     def show(self, exchange: Exchange, segment: bytes) -> None:
         """One program."""
-        respond_json(exchange, self._record(program_id_in_path(segment)))
+        respond_json(exchange, whole(self._record(exchange, program_id_in_path(segment))))
 
     def _find(self, program_id: ProgramId) -> ProgramRecord | None:
         program = self._host.router.table.by_id.get(program_id)
         return self._archive.get(program_id) if program is None else program.record()
 
-    def _record(self, program_id: ProgramId) -> ProgramRecord:
+    def _record(self, exchange: Exchange, program_id: ProgramId) -> ProgramRecord:
+        """A program that whoever asks may see; to others it is unknown."""
         record = self._find(program_id)
-        if record is None:
+        if record is None or not self._tenants.may_use(self._tenants.of(exchange.headers), record.tenant):
             raise UnknownProgram(f"program {program_id!r} is unknown", param="program")
         return record
 
@@ -78,16 +85,19 @@ class Programs:
         """End a program; a second time changes nothing."""
         program_id = program_id_in_path(segment)
         artefacts = _artefacts(exchange.body)
-        record = self._record(program_id)
+        record = self._record(exchange, program_id)
+        self._host.require_writable()  # a repeat too: what ended since the journal failed is in memory only
         if record.ended_at_s is not None:
             respond_json(exchange, _finished(record))
             return
-        self._host.require_writable()
         ended = e.ProgramEnded(
             at_s=self._host.now_s(), program_id=program_id, reason=EndReason.FINISH, artefacts=artefacts
         )
 
-        def answer() -> None:
+        def answer(trouble: Error | None) -> None:
+            if trouble is not None:
+                respond_error(exchange, trouble)
+                return
             found = self._find(program_id)
             if found is None:  # it had no answer yet, so nothing of it is kept
                 state, reason = ProgramState.CANCELLED, EndReason.FINISH
@@ -100,7 +110,7 @@ class Programs:
         """Judge a program: durable once acknowledged, the same again changes nothing."""
         program_id = program_id_in_path(segment)
         verdict = read_verdict(exchange.body)
-        record = self._record(program_id)
+        record = self._record(exchange, program_id)
         if record.verdict is not None:
             self._repeat(exchange, record, verdict)
             return
@@ -112,16 +122,20 @@ class Programs:
             respond_json(exchange, _judged(record))
             return
         arrived = e.VerdictArrived(at_s=self._host.now_s(), program_id=program_id, verdict=verdict)
-        self._host.post(arrived, lambda: self._acknowledge(exchange, program_id))
+        self._host.post(arrived, lambda trouble: self._acknowledge(exchange, program_id, trouble))
 
     def _repeat(self, exchange: Exchange, record: ProgramRecord, verdict: Verdict) -> None:
         if record.verdict != verdict:
             assert record.verdict is not None
             known = record.verdict.verdict
             raise Conflict(f"program {record.program_id!r} is judged already ({known})", code="verdict_conflict")
-        self._acknowledge(exchange, record.program_id)
+        # Known is not the same as kept: what was judged since the journal failed is in memory only.
+        self._acknowledge(exchange, record.program_id, self._host.trouble())
 
-    def _acknowledge(self, exchange: Exchange, program_id: ProgramId) -> None:
+    def _acknowledge(self, exchange: Exchange, program_id: ProgramId, trouble: Error | None) -> None:
+        if trouble is not None:
+            respond_error(exchange, trouble)
+            return
         found = self._find(program_id)
 
         def on_durable(error: JournalError | None) -> None:

@@ -37,6 +37,9 @@ _OUTCOME_BY_KIND = {
     "truncated": AttemptOutcome.BROKEN,
     "malformed": AttemptOutcome.BROKEN,
 }
+BUSY_STATUS = 429
+"""Our own connections are all in use: told to the router as an answer that asks for patience and blames nobody, for it
+has no word of its own for it; the client hears 503."""
 ERROR_ANSWER_MAX_BYTES = 1024 * 1024
 EVENT_BYTES = 200
 """Bytes of a usual one-token event, for estimates where the engine sends no usage."""
@@ -57,6 +60,7 @@ class Relay:
         "_exchange",
         "_first_byte_at_s",
         "_head",
+        "_is_busy",
         "_is_over",
         "_n_answer_bytes",
         "_number",
@@ -106,6 +110,7 @@ class Relay:
         self._answer: list[bytes] = []
         self._n_answer_bytes = 0
         self._answer_status = 0
+        self._is_busy = False
         self._answer_headers: dict[bytes, bytes] = {}
         self._events: EventStream | None = None
         self._replies: StreamedReplies | None = None
@@ -152,6 +157,10 @@ class Relay:
             self._pass_error_on(command)
             return
         headers = JSON_TYPE + self._own_head()
+        if command.is_upstream_answer and self._is_busy:
+            text = "all connections of the gateway to this backend are in use (gateway.upstream_connections_max)"
+            exchange.respond(503, headers + retry_after(1.0), error_body(503, text, code="connections_busy"))
+            return
         if command.retry_after_s is not None:
             headers += retry_after(command.retry_after_s)
         exchange.respond(command.status, headers, error_body(command.status, command.message, code=command.code))
@@ -270,6 +279,10 @@ class Relay:
         self._attempt = None
         if self._is_over:
             return
+        if kind == "busy":
+            self._is_busy = True
+            self._fail(AttemptOutcome.STATUS, detail, status=BUSY_STATUS, retry_after_s=0.0)
+            return
         self._break_stream(f"the engine broke off its answer ({kind}: {detail})", "upstream_broken")
         self._fail(_OUTCOME_BY_KIND.get(kind, AttemptOutcome.BROKEN), detail)
 
@@ -311,11 +324,15 @@ class Relay:
             )
         )
 
-    def _fail(self, outcome: AttemptOutcome, detail: str) -> None:
+    def _fail(
+        self, outcome: AttemptOutcome, detail: str, *, status: int | None = None, retry_after_s: float | None = None
+    ) -> None:
         turns = self._turns
         usage = Usage()
         if self._events is not None:
             usage = self._events.usage or self._estimate(self._events.n_bytes // EVENT_BYTES)
+        if outcome is AttemptOutcome.STATUS and status is None:
+            retry_after_s = _retry_after_s(self._answer_headers)
         turns.host.post(
             e.AttemptEnded(
                 at_s=turns.host.now_s(),
@@ -323,10 +340,10 @@ class Relay:
                 attempt=self._number,
                 outcome=outcome,
                 usage=usage,
-                status=self._answer_status,
+                status=self._answer_status if status is None else status,
                 first_byte_at_s=self._first_byte_at_s,
                 detail=detail[:500],
-                retry_after_s=_retry_after_s(self._answer_headers) if outcome is AttemptOutcome.STATUS else None,
+                retry_after_s=retry_after_s,
             )
         )
 

@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from .openai import read_leniently
+import msgspec
+
+from .openai import MESSAGES_MAX_BYTES, UNREADABLE, is_readable, read_leniently
 
 REPLY_MAX_BYTES = 8 * 1024 * 1024
 """Bytes of one streamed answer that are followed; beyond it the conversation is not recognised again."""
@@ -10,11 +12,33 @@ CHOICES_MAX = 128
 """Choices of one answer, and tool calls of one choice, that are followed."""
 
 
+class _WholeChoice(msgspec.Struct):
+    message: msgspec.Raw = msgspec.Raw(b"")
+
+
+class _WholeAnswer(msgspec.Struct):
+    choices: list[_WholeChoice] = []
+
+
+_decode_whole = msgspec.json.Decoder(_WholeAnswer).decode
+
+
 def whole_replies(body: bytes) -> list[Any]:
-    """The messages of a whole answer, one per choice; empty where it has another shape."""
-    answer = read_leniently(body)
+    """The messages of a whole answer, one per choice; empty where it has another shape or is longer than we read."""
+    try:
+        written = [choice.message for choice in _decode_whole(body).choices]
+    except (*UNREADABLE, UnicodeDecodeError):
+        return _replies_leniently(body)
+    if len(written) > CHOICES_MAX or not is_readable(b"".join(map(bytes, written)), MESSAGES_MAX_BYTES):
+        return []
+    messages = [read_leniently(raw) for raw in written if bytes(memoryview(raw)[:1]) == b"{"]
+    return [message for message in messages if isinstance(message, dict)]
+
+
+def _replies_leniently(body: bytes) -> list[Any]:
+    answer = read_leniently(body) if is_readable(body, MESSAGES_MAX_BYTES) else None
     choices = answer.get("choices") if isinstance(answer, dict) else None
-    if not isinstance(choices, list):
+    if not isinstance(choices, list) or len(choices) > CHOICES_MAX:
         return []
     messages = [choice.get("message") for choice in choices if isinstance(choice, dict)]
     return [message for message in messages if isinstance(message, dict)]

@@ -10,7 +10,9 @@ from loadwise.wire.exchange import Exchange
 from loadwise.wire.heads import JSON_TYPE
 
 from .answers import error_body, respond_error, respond_json
+from .guard import Guard
 from .programs import Programs
+from .tenants import key_of
 from .turns import Turns
 
 _TEXT = b"content-type: text/plain; version=0.0.4; charset=utf-8\r\n"
@@ -25,7 +27,7 @@ class Routes:
     """The handler of the gateway's server.
 
     Args:
-        keys: API keys that let a client in; empty lets everybody in.
+        guard: keeps web pages out.
         state: what `/readyz` and `/` tell, and whether the gateway is ready.
     """
 
@@ -34,12 +36,13 @@ class Routes:
         turns: Turns,
         programs: Programs,
         *,
-        keys: tuple[str, ...],
+        guard: Guard,
         state: Callable[[], tuple[bool, dict[str, object]]],
     ) -> None:
         self._turns = turns
         self._programs = programs
-        self._keys = tuple(key.encode() for key in keys)
+        self._keys = turns.tenants.keys
+        self._guard = guard
         self._state = state
         self._get: dict[bytes, Callable[[Exchange], None]] = {
             b"/v1/models": self._models,
@@ -57,10 +60,14 @@ class Routes:
 
     def handle(self, exchange: Exchange) -> None:
         """Answer an exchange, now or through a relay later."""
-        if exchange.path == b"/v1/chat/completions" and exchange.method == b"POST" and not self._keys:
+        headers = exchange.headers
+        is_known = b"origin" not in headers and headers.get(b"host") in self._guard.known_hosts
+        if is_known and not self._keys and exchange.path == b"/v1/chat/completions" and exchange.method == b"POST":
             self._turns.take(exchange, b"/chat/completions", prompt_field="messages")
             return
         try:
+            if not is_known and not self._guard.admit(exchange):
+                return
             self._require_key(exchange)
             self._route(exchange)
         except Error as error:
@@ -70,8 +77,9 @@ class Routes:
     def _require_key(self, exchange: Exchange) -> None:
         if not self._keys or exchange.path in self._open_paths:
             return
-        scheme, _, said = exchange.headers.get(b"authorization", b"").partition(b" ")
-        n_equal = sum(hmac.compare_digest(said.strip(), key) for key in self._keys)  # as long for a wrong key
+        scheme = exchange.headers.get(b"authorization", b"").partition(b" ")[0]
+        said = key_of(exchange.headers)
+        n_equal = sum(hmac.compare_digest(said, key) for key in self._keys)  # as long for a wrong key
         if n_equal == 0 or scheme.lower() != b"bearer":
             raise Unauthorised("no valid API key was given (Authorization: Bearer ...)")
 

@@ -1,50 +1,40 @@
 """From a client's request to a turn: who asks, which program, which context; and the relay that carries it."""
 
 import asyncio
-import hashlib
 import math
-from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 
 from loadwise.kernel import events as e
-from loadwise.kernel.errors import CallerError, Conflict, Error, UnknownModel, Unprocessable
+from loadwise.kernel.errors import CallerError, Conflict, Error, Overloaded, UnknownModel, Unprocessable
 from loadwise.kernel.ids import BackendId, ModelId, ProgramId, TurnId
 from loadwise.router.program import FORGOTTEN_STATES
+from loadwise.runner.embed import Embedder
 from loadwise.wire.exchange import Exchange
 
 from .answers import respond_error
-from .archive import Archived
+from .archive import WatchedArchive
 from .backend import BackendLink, header_text
 from .host import Host
 from .identity import Conversation, PrefixIndex, is_final, named_program
 from .meter import Meter
 from .openai import ModelRequest
 from .relay import Relay
+from .tenants import Tenants, key_of
 
 TASK_TYPE_HEADER = b"x-loadwise-task-type"
 DOMAIN_HEADER = b"x-loadwise-domain"
 BUDGET_HEADER = b"x-loadwise-budget-s"
 PRIORITY_HEADER = b"x-loadwise-priority"
+"""A whole number that is journaled with the turn and its dispatch; no engine is told of it yet."""
 BUDGET_MAX_S = 7 * 86400.0
 PRIORITY_MAX = 1_000_000
 EMBEDDING_MAX_S = 2.0
 """A first turn goes on without its embedding when that takes longer."""
 SHOWN_MAX_CHARS = 100
 """Of what a client sent, in the message that refuses it."""
-
-
-class Embedder(Protocol):
-    """What turns a program's first request into components of its context."""
-
-    def components_now(self, text: str) -> tuple[float, ...] | None:
-        """The components where that is cheap; None where `submit` must be used."""
-        ...
-
-    def submit(self, text: str, callback: Callable[[tuple[float, ...]], None]) -> None:
-        """Compute off the loop; `callback` may be called on any thread."""
-        ...
 
 
 class Turns:
@@ -54,8 +44,9 @@ class Turns:
         self,
         host: Host,
         links: dict[BackendId, BackendLink],
-        archive: Archived,
+        archive: WatchedArchive,
         meter: Meter,
+        tenants: Tenants,
         *,
         embedder: Embedder | None,
         answer_max_bytes: int,
@@ -64,6 +55,7 @@ class Turns:
         self.links = links
         self.archive = archive
         self.meter = meter
+        self.tenants = tenants
         self.prefixes = PrefixIndex(self._is_open)
         self.answer_max_bytes = answer_max_bytes
         self.note_overhead = meter.overhead_s.observe
@@ -97,14 +89,19 @@ class Turns:
         program_id = named_program(headers, request)
         program = None if program_id is None else by_id.get(program_id)
         is_named = program_id is not None
+        tenant = self.tenants.of(headers)
         if program_id is not None and program is None:
-            self._require_new(program_id)
+            self._require_new(program_id, tenant)
+        elif program is not None:
+            self._require_own(program.program_id, tenant, program.tenant)
         # Everything that may refuse the request comes before anything that remembers it.
         facts = _NOTHING if program is not None else _first_turn_facts(headers, request)
         priority = _integer(headers, PRIORITY_HEADER, limit=PRIORITY_MAX)
         conversation: Conversation | None = None
         if program_id is None:
-            conversation = self.prefixes.find(headers.get(b"authorization", b""), request.messages())
+            conversation = self.prefixes.find(key_of(headers), request.messages())
+            if request.is_unread:
+                self.prefixes.n_unread += 1
             program_id = conversation.program_id if conversation is not None else None
             program = None if program_id is None else by_id.get(program_id)
             if program_id is None:
@@ -112,6 +109,8 @@ class Turns:
         elif program is not None and program.is_implicit:
             self.prefixes.forget(program_id)  # from here on its messages alone do not tell where it stands
         components = () if program is not None else self._components(request)
+        if components is not None:
+            request.forget_messages()
         relay = Relay(
             self,
             exchange,
@@ -131,7 +130,7 @@ class Turns:
             max_output_tokens=request.max_output_tokens,
             is_implicit=not is_named,
             is_final=is_final(headers),
-            tenant=tenant_of(headers),
+            tenant=tenant,
             priority=priority,
             task_type=facts.task_type,
             domain=facts.domain,
@@ -177,9 +176,20 @@ class Turns:
             if program_id not in self.host.router.table.by_id:
                 return program_id
 
-    def _require_new(self, program_id: ProgramId) -> None:
+    def _require_own(self, program_id: ProgramId, tenant: str, owner: str) -> None:
+        """A program takes turns under the key that opened it only."""
+        if not self.tenants.may_use(tenant, owner):
+            text = f"program {program_id!r} was opened under another API key"
+            raise Conflict(text, code="program_of_another_key")
+
+    def _require_new(self, program_id: ProgramId, tenant: str) -> None:
         """A program that has left memory is finished all the same."""
-        record = self.archive.get(program_id)
+        try:
+            record = self.archive.get(program_id)
+        except Overloaded:
+            return  # told and counted there; a program that may be new is served
+        if record is not None:
+            self._require_own(program_id, tenant, record.tenant)
         if record is not None and record.state not in FORGOTTEN_STATES:
             raise Conflict(f"program {program_id!r} has ended ({record.state})", code="program_finished")
 
@@ -197,9 +207,9 @@ class Turns:
             late.cancel()
             self._post_embedded(relay, arrival, components)
 
-        self._embedder.submit(
-            request.prompt_text(), lambda components: self.host.call_on_loop(on_components, components)
-        )
+        text = request.prompt_text()
+        request.forget_messages()
+        self._embedder.submit(text, lambda components: self.host.call_on_loop(on_components, components))
 
     def _post_embedded(self, relay: Relay, arrival: e.TurnArrived, components: tuple[float, ...]) -> None:
         if relay.turn_id == 0 and relay.is_awaited:  # else it went on without, or the client has left meanwhile
@@ -218,24 +228,6 @@ class Turns:
         if conversation is not None:
             self.prefixes.settle(relay.program_id, conversation, replies)
             relay.conversation = None
-
-
-def tenant_of(headers: Mapping[bytes, bytes]) -> str:
-    """Eight hexadecimal digits that stand for the client's key, so that the key itself is written nowhere."""
-    value = headers.get(b"authorization")
-    return "" if value is None else _digest(value)
-
-
-def _digest(value: bytes) -> str:
-    known = _DIGESTS.get(value)
-    if known is None:
-        if len(_DIGESTS) >= 4096:
-            _DIGESTS.clear()
-        known = _DIGESTS[value] = hashlib.blake2b(value, digest_size=4).hexdigest()
-    return known
-
-
-_DIGESTS: dict[bytes, str] = {}
 
 
 class _Facts(NamedTuple):
