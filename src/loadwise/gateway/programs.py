@@ -58,11 +58,11 @@ class Programs:
         if len(records) < limit:
             archived = self._archive.recent(limit - len(records))
             records += [record for record in archived if state is None or record.state == state]
-        respond_json(exchange, {"object": "list", "data": records})
+        respond_json(exchange, {"object": "list", "data": [_whole(record) for record in records]})
 
     def show(self, exchange: Exchange, segment: bytes) -> None:
         """One program."""
-        respond_json(exchange, self._record(program_id_in_path(segment)))
+        respond_json(exchange, _whole(self._record(program_id_in_path(segment))))
 
     def _find(self, program_id: ProgramId) -> ProgramRecord | None:
         program = self._host.router.table.by_id.get(program_id)
@@ -142,6 +142,12 @@ def _not_durable(error: Error) -> Overloaded:
     if isinstance(error, Overloaded):
         return error
     return Overloaded(f"the verdict is not durable: {error.message}", retry_after_s=30.0, code=error.code)
+
+
+def _whole(record: ProgramRecord) -> dict[str, Any]:
+    """Every field, also those that a journal leaves out: a client looks for them by name."""
+    verdict = None if record.verdict is None else msgspec.structs.asdict(record.verdict)
+    return {**msgspec.structs.asdict(record), "verdict": verdict}
 
 
 def _finished(record: ProgramRecord) -> dict[str, Any]:
