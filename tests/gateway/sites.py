@@ -20,6 +20,8 @@ from loadwise.router.program import Program
 from loadwise.settings import parse_config
 
 LIMIT_S = 60.0
+LEFT: list[Any] = []
+"""What else a test has started; its `stop` is awaited when the test is over."""
 
 
 def on_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
@@ -34,8 +36,9 @@ def on_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
             try:
                 await asyncio.wait_for(test(**fixtures), LIMIT_S)
             finally:
-                for engine in tuple(RUNNING):
-                    await engine.stop()
+                for left in (*RUNNING, *LEFT):
+                    await left.stop()
+                LEFT.clear()
 
         uvloop.run(bounded())
         assert not heard, heard
@@ -177,6 +180,7 @@ class Site:
     def check(self) -> None:
         """The laws, and nothing left of turns that are over."""
         self.gateway.host.stack.check()
+        assert self.host.failure is None
         assert set(self.host.relay_by_turn) == set(self.router.turns)
 
 

@@ -10,6 +10,8 @@ from typing import Any
 from engines import Call, Engine, fails, hangs, says
 from sites import on_loop, site, until
 
+from loadwise.kernel.commands import ProgramRecord
+
 LARGE = 10**400
 
 
@@ -326,6 +328,11 @@ async def test_programs_can_be_listed_and_shown(tmp_path: Path) -> None:
         await s.chat("open")
         found = (await s.ask("GET", "/v1/programs")).json["data"]
         assert [p["program_id"] for p in found] == ["open", "p3", "p2", "p1", "p0"]
+        assert all(set(p) == set(ProgramRecord.__struct_fields__) for p in found), "every field is there"
+        assert [(p["is_credited"], (p["verdict"] or {}).get("score", 7)) for p in found[:2]] == [
+            (False, 7),
+            (True, None),
+        ]
         assert {p["task_type"] for p in found[1:]} == {"t"}
         assert [p["program_id"] for p in (await s.ask("GET", "/v1/programs?limit=2")).json["data"]] == ["open", "p3"]
         closed = (await s.ask("GET", "/v1/programs?state=closed&limit=1000")).json["data"]
