@@ -4,7 +4,6 @@ An unknown key is an error that lists the valid ones. Presets are data (`presets
 shape as a pool file, and every explicit value wins over it.
 """
 
-import hashlib
 import importlib
 import math
 from collections.abc import Mapping
@@ -33,7 +32,7 @@ _T = TypeVar("_T")
 DEFAULT_PRESET = "loadwise"
 
 SEEDS = 1 << 64
-"""Seeds are below it: more bits would change nothing."""
+"""Seeds are below it: a journal holds no longer integer, and more bits would change nothing."""
 
 VERIFIER_KINDS = (
     EXTERNAL,
@@ -51,6 +50,9 @@ VERIFIER_KINDS = (
     "human",
     "fusion",
 )
+
+RUN_VERIFIER_KINDS = frozenset({EXTERNAL})
+"""Kinds that need no runner, or have one. The others are accepted, and arrive with the verification subsystem."""
 
 _LIFTED = {
     "seconds_per_point": "trade",
@@ -130,9 +132,14 @@ class Config(Fact, frozen=True, kw_only=True):
                     f"router.policy names {candidate!r}, which is not in models: {', '.join(self.models)}"
                 )
 
-    def digest(self) -> str:
-        """Sixteen hexadecimal digits that change with the configuration of the stack."""
-        return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:16]
+    @property
+    def unrun_verifiers(self) -> dict[str, str]:
+        """Task types and the kinds of their verifiers, where nothing here runs that kind yet.
+
+        Their programs wait for a verdict that somebody has to report; a host says so when it starts.
+        """
+        kinds = {name: spec.verifier.kind for name, spec in self.task_types.items()}
+        return {name: kind for name, kind in kinds.items() if kind not in RUN_VERIFIER_KINDS}
 
 
 def load_config(path: str | Path) -> Config:
@@ -189,15 +196,15 @@ def open_stack(
 
     Args:
         config: a `Config`, a mapping of the pool file's shape, or a path to one.
-        seed: fixes all chance; equal seeds and equal events give equal commands. In [0, 2**64).
+        seed: fixes all chance; equal seeds and equal events give equal commands. In [-2**63, 2**64).
         resolve: what a dotted path of the configuration leads to; None imports it (`import_class`). A configuration
             that its user wrote may name any; one that came in a journal is somebody else's word.
 
     Raises:
         ConfigError: what the configuration says is not allowed, or the seed is out of its range.
     """
-    if not 0 <= seed < SEEDS:
-        raise ConfigError(f"seed is {seed!r}; it must be >= 0 and < 2**64")
+    if not -SEEDS // 2 <= seed < SEEDS:
+        raise ConfigError(f"seed is {seed!r}; it must be >= -2**63 and < 2**64")
     if isinstance(config, str | Path):
         config = load_config(config)
     elif not isinstance(config, Config):
@@ -205,6 +212,15 @@ def open_stack(
     verifiers = {name: spec.verifier.kind for name, spec in config.task_types.items()}
     router = Router(config.models, config.backends, config.router, verifiers, seed, resolve=resolve or import_class)
     return Stack({"router": router}, dict.fromkeys(router.heard_events, "router"))
+
+
+def with_embedder(config: Config, version: str) -> Config:
+    """The configuration with the version of the embedder that its host runs.
+
+    Components of another embedder mean something else: its version is part of the context's, so learners begin anew.
+    """
+    context = msgspec.structs.replace(config.router.context, embedder=version)
+    return msgspec.structs.replace(config, router=msgspec.structs.replace(config.router, context=context))
 
 
 def policy_classes(config: Config) -> frozenset[str]:

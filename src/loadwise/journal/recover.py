@@ -81,9 +81,7 @@ def _recover(path: Path, make_machine: MakeMachine, index: Index | None) -> Reco
             "the machine is not the one that wrote this journal"
         )
     if n_otherwise:
-        messages.append(
-            f"{n_otherwise} recorded decisions could not be followed: their programs are bound otherwise now"
-        )
+        messages.append(f"{n_otherwise} recorded decisions could not be followed: their programs are bound anew")
     return Recovered(
         machine=run.machine,
         header=run.header,
