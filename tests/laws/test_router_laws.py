@@ -350,7 +350,7 @@ def test_l15_no_queue_or_map_grows_with_the_number_of_programs():
         lambda router: router.agenda.schedule("verdict:p", 9.0),
         lambda router: router.table.idle.update({ProgramId("p"): None}),
         lambda router: router.asked.update({DecisionId(7): ProgramId("nobody")}),
-        lambda router: router.gate.waiting.update({ProgramId("p"): None}),
+        lambda router: router.pacing.waiting.update({ProgramId("p"): None}),
         lambda router: setattr(router.admission, "n_held", 0),
         lambda router: setattr(router.turns[1], "is_held", True),
         lambda router: setattr(router.table.by_id[ProgramId("p")], "asked_decision_id", DecisionId(7)),

@@ -215,7 +215,7 @@ class Host:
         for name, account in router.admission.ledger.account_by_backend.items():
             assert account.reserved == 0 and not account.amount_by_key, name
         assert not router.credit.pending_by_decision
-        assert not router.asked and not router.gate.waiting and not router.gate.slot_by_program
+        assert not router.asked and not router.pacing.waiting and not router.pacing.slot_by_program
         assert not router.table.by_id and not router.table.idle and not router.table.closed
         left = [key for key, _ in router.agenda.dump() if key.partition(":")[0] not in ("retry", "quiet", "window")]
         assert not left, left

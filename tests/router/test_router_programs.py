@@ -176,22 +176,22 @@ def test_operators_cancel_teaches_nothing_and_asks_nobody():
     assert h.router.counts.verdicts_late == 1
 
 
-@pytest.mark.parametrize("where", ["running", "held", "gate", "selector"])
+@pytest.mark.parametrize("where", ["running", "held", "paced", "selector"])
 @pytest.mark.parametrize("reason", [EndReason.FINISH, EndReason.CANCELLED])
 def test_program_finished_before_any_answer_stays_finished(where, reason):
     """Its turn is told, its decision undone; a late turn is refused, a verdict earns nothing."""
     options = {
-        "gate": {"feedback": FeedbackConfig(arm="sequential")},
+        "paced": {"feedback": FeedbackConfig(arm="sequential")},
         "selector": {"selector": SelectorConfig(url="http://selector")},
     }
     h = Host(make_stack(backend("a", slots=1), **options.get(where, {})))
-    if where in ("held", "gate"):
+    if where in ("held", "paced"):
         h.serve("other")
     h.arrive("p")
     find(h.finish("p", reason), c.EndTurn, status=409, code="program_finished")
     program = h.router.table.by_id["p"]
     assert program.state is ProgramState.CANCELLED and program.end_reason is reason
-    assert set(h.router.credit.pending_by_decision) == ({1} if where in ("held", "gate") else set())
+    assert set(h.router.credit.pending_by_decision) == ({1} if where in ("held", "paced") else set())
     assert h.finish("p", reason) == [] and h.router.counts.stale == 1
     find(h.arrive("p"), c.EndTurn, status=409, code="program_finished")
     assert h.judge("p", "pass") == [] and not program.is_credited and h.router.counts.verdicts_late == 1

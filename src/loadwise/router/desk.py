@@ -18,7 +18,7 @@ from .backends import Backends
 from .config import RouterConfig
 from .counts import Counts
 from .credit import Credit
-from .gate import Gate
+from .pacing import Pacing
 from .program import CalledOff, Turn
 from .routing import Routing
 from .table import ProgramTable
@@ -47,7 +47,7 @@ class Desk:
         self.admission = Admission(config, self.backends, streams, resolve, self.policy_failed)
         self.credit = Credit(config, streams, resolve, self.policy_failed)
         self.routing = Routing(config, self.backends, self.admission, self.credit, streams)
-        self.gate = Gate(config.feedback)
+        self.pacing = Pacing(config.feedback)
         self.agenda = Agenda()
         self.table = ProgramTable()
         self.turns: dict[TurnId, Turn] = {}

@@ -151,7 +151,7 @@ class Ending:
             self._desk.out.append(c.RecordPropensities(decision_id=program.decision_id, propensities=propensities))
 
     def leave(self, program: Program) -> None:
-        """Nothing more will be learned of the program: nothing of it stays due, and its slot at the gate is free."""
+        """Nothing more will be learned of the program: nothing of it stays due, and its slot is free."""
         desk = self._desk
         for kind in ("idle", "budget", "verdict"):
             desk.agenda.cancel(f"{kind}:{program.program_id}")
@@ -159,4 +159,4 @@ class Ending:
             desk.agenda.cancel(f"selector:{program.asked_decision_id}")
             desk.asked.pop(program.asked_decision_id, None)
             program.asked_decision_id = None
-        desk.gate.leave(program.program_id)
+        desk.pacing.leave(program.program_id)

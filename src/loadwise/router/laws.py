@@ -98,12 +98,12 @@ def _check_bounds(desk: Desk) -> None:
     for n, limit, what in limits:
         if n > limit:
             raise LawBroken("L15", f"{n} {what} exceed {limit}")
-    for program_id in (*desk.gate.waiting, *desk.gate.slot_by_program, *desk.asked.values()):
+    for program_id in (*desk.pacing.waiting, *desk.pacing.slot_by_program, *desk.asked.values()):
         program = desk.table.by_id.get(program_id)
         if program is None or not (program.is_open or program.state is ProgramState.VERIFYING):
-            raise LawBroken("L15", f"program {program_id!r} is over and still stands at the gate or with the selector")
-    if desk.gate.next_may_start:
-        raise LawBroken("L15", f"program {next(iter(desk.gate.waiting))!r} waits at an open gate")
+            raise LawBroken("L15", f"program {program_id!r} is over and still waits to start or for the selector")
+    if desk.pacing.next_may_start:
+        raise LawBroken("L15", f"program {next(iter(desk.pacing.waiting))!r} waits although it may start")
 
 
 def _check_agenda(desk: Desk) -> None:

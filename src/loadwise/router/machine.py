@@ -20,7 +20,7 @@ The walk of one turn, file by file:
                         └──▶ binding ──▶ dispatching ──▶ Dispatch            (another model)
     ProgramEnded, VerdictArrived ──▶ lifecycle ──▶ Verify, RecordCredit, Archive
 
-No part starts another's turn: what has become free is noted (`backends.roomy`, `gate`), and when the event has been
+No part starts another's turn: what has become free is noted (`backends.roomy`, `pacing`), and when the event has been
 dealt with, held turns and waiting programs start, in order. Everything that waits is on the agenda, and the host has
 one timer: the earliest thing due.
 
@@ -77,7 +77,7 @@ class Router:
         self.admission = desk.admission
         self.credit = desk.credit
         self.routing = desk.routing
-        self.gate = desk.gate
+        self.pacing = desk.pacing
         self.agenda = desk.agenda
         self.table = desk.table
         ending = Ending(desk)
@@ -160,7 +160,7 @@ class Router:
         self.routing.recorded = {decision.decision_id: decision for decision in decisions}
 
     def _start_waiting(self) -> None:
-        """Start whoever may start now: held turns, then programs at the gate, until nothing moves."""
+        """Start whoever may start now: held turns, then programs whose start is paced, until nothing moves."""
         while True:
             if self.backends.roomy:
                 self._dispatching.start_held()

@@ -15,7 +15,7 @@ from .backends import BackendState
 from .counts import Counts
 from .credit import CreditState
 from .desk import Desk
-from .gate import GateState
+from .pacing import PacingState
 from .pool import PoolChanges
 from .program import CalledOff, Program, Turn
 
@@ -34,7 +34,7 @@ class RouterState(Fact, frozen=True, kw_only=True):
     orders: dict[str, list[int]]
     replica_policy: bytes
     credit: CreditState
-    gate: GateState
+    pacing: PacingState
     agenda: list[tuple[str, float]]
     programs: list[Program]
     idle: list[str]
@@ -66,7 +66,7 @@ def dump_router(desk: Desk) -> bytes:
             orders={str(name): list(order) for name, order in admission.order_by_model.items()},
             replica_policy=admission.replica_policy.dump(),
             credit=desk.credit.dump(),
-            gate=desk.gate.dump(),
+            pacing=desk.pacing.dump(),
             agenda=desk.agenda.dump(),
             programs=list(table.by_id.values()),
             idle=list(table.idle),
@@ -118,7 +118,7 @@ def _load_admission(desk: Desk, state: RouterState) -> None:
 def _load_tables(desk: Desk, state: RouterState) -> None:
     desk.now_s, desk.timer_at_s = state.now_s, state.timer_at_s
     desk.credit.load(state.credit)
-    desk.gate.load(state.gate)
+    desk.pacing.load(state.pacing)
     desk.agenda.load(state.agenda)
     desk.turns = {turn.turn_id: turn for turn in state.turns}
     desk.called_off = {TurnId(turn_id): called_off for turn_id, called_off in state.called_off}

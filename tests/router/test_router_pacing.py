@@ -11,7 +11,7 @@ from loadwise.kernel.pool import BackendHealth
 from loadwise.kernel.work import EndReason
 from loadwise.policy.registry import PolicySpec
 from loadwise.router.config import FeedbackConfig, SelectorConfig
-from loadwise.router.gate import Gate
+from loadwise.router.pacing import Pacing
 
 
 def host(arm="delayed", size=1, **router):
@@ -28,7 +28,7 @@ def test_delayed_starts_everybody_at_once():
     """Verdicts land whenever they come."""
     h = host()
     assert [started(h.arrive(name)) for name in "pqr"] == [["p"], ["q"], ["r"]]
-    assert not h.router.gate.slot_by_program
+    assert not h.router.pacing.slot_by_program
 
 
 def test_sequential_starts_the_next_when_the_verdict_has_landed():
@@ -49,7 +49,7 @@ def test_batch_sync_starts_exactly_its_size_and_waits_for_all_verdicts():
         assert started(h.arrive(name)) == []
     assert started(h.judge("q")) == []
     assert started(h.judge("p")) == ["r", "s"]
-    assert list(h.router.gate.waiting) == ["t"]
+    assert list(h.router.pacing.waiting) == ["t"]
 
 
 def test_batch_that_is_not_full_takes_late_comers():
@@ -128,10 +128,10 @@ def test_programs_waiting_at_the_gate_are_refused_when_every_backend_is_gone():
 
 def test_gate_takes_over_the_state_of_another_arm():
     """After a restart under another arm nobody waits for ever, and no slot is counted that is not there."""
-    slots = Gate(FeedbackConfig(arm="per_slot", size=3))
+    slots = Pacing(FeedbackConfig(arm="per_slot", size=3))
     for name in "abcd":
         slots.enter(name)
-    fewer, delayed = Gate(FeedbackConfig(arm="per_slot", size=2)), Gate(FeedbackConfig())
+    fewer, delayed = Pacing(FeedbackConfig(arm="per_slot", size=2)), Pacing(FeedbackConfig())
     fewer.load(slots.dump())
     assert fewer.slot_by_program == {"a": 0, "b": 1} and not fewer.next_may_start
     delayed.load(slots.dump())
