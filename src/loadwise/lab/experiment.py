@@ -14,7 +14,7 @@ from loadwise.kernel.fact import Fact
 from loadwise.kernel.streams import Streams
 
 from .arms import Arm, is_static, make_arms
-from .compiled import is_compilable, options_of, replay_order_compiled
+from .compiled import compiled_replay, is_compilable
 from .features import make_contexts
 from .feedback import FeedbackSpec, Verification, make_episode, misclassified
 from .judge import BEST, Judged, Scored, best_counts, judge, singles
@@ -134,13 +134,14 @@ def _replay_arm(world: World, config: ReplayConfig, feedback: FeedbackSpec, arm:
         world = world._replace(n_passes=1)
     n_tasks, n_models = world.stream.success.shape
     counts: list[Counts] = [np.zeros((n_tasks, n_models), dtype=np.int64) for _ in weights]
-    options = options_of(policy)
     n_decisions = n_tasks * world.n_passes * config.n_orders * len(weights)
-    compiled = options is not None and n_decisions >= _COMPILE_FROM and is_compilable()
+    replay = None
+    if n_decisions >= _COMPILE_FROM and is_compilable():
+        replay = compiled_replay(world, policy, feedback.n_learners, weights)
     for order in range(config.n_orders):
         episode = make_episode(world.stream, feedback, world.streams, order, world.n_passes)
-        if compiled and options is not None:
-            chosen = replay_order_compiled(world, episode, options, feedback.n_learners, weights, order)
+        if replay is not None:
+            chosen = replay(episode, order)
         else:
             chosen = np.stack(
                 [replay_order(world, episode, make, feedback.n_learners, weight, order) for weight in weights]
