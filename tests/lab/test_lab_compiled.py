@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,14 +11,15 @@ from lab_folder import invented
 
 from loadwise.kernel.streams import Streams
 from loadwise.lab import kernel
-from loadwise.lab.compiled import make_sparse, options_of, replay_order_compiled
+from loadwise.lab.compiled import compiled_replay, make_sparse
 from loadwise.lab.features import Contexts, make_contexts
 from loadwise.lab.feedback import FeedbackSpec, make_episode
 from loadwise.lab.replay import World, replay_order
 from loadwise.lab.stream import AgentChoice, read_stream
 from loadwise.policy.context import ContextSpec
 from loadwise.policy.fixed import Random
-from loadwise.policy.linear import LinTS, LinTSOptions, LinUCB, LinUCBOptions
+from loadwise.policy.linear import LinUCB
+from loadwise.policy.registry import PolicySpec, make_policy
 
 pytest.importorskip("numba")
 
@@ -37,38 +39,53 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return World(stream, Contexts(spec, x, contexts.domains, 0), 40, Streams(3))
 
 
+LATE: dict[str, Any] = {"concurrency": "delayed", "in_flight": 20, "loss": 0.1}
+
+
 @pytest.mark.parametrize(
-    ("options", "feedback"),
+    ("name", "options", "feedback"),
     [
-        (LinUCBOptions(), {}),
-        (LinUCBOptions(exploration_floor=0.1, alpha=0.3, ridge=0.5), {"delay": 11}),
-        (LinUCBOptions(gram="landed"), {"concurrency": "batch", "in_flight": 32}),
-        (LinUCBOptions(gram="gram_all_mean"), {"concurrency": "delayed", "in_flight": 20, "loss": 0.1}),
-        (LinUCBOptions(alpha=1.5), {"concurrency": "slots", "in_flight": 5, "verification": "single"}),
-        (LinTSOptions(), {}),
-        (LinTSOptions(exploration_floor=0.0, scale=0.1), {"concurrency": "delayed", "in_flight": 64, "loss": 0.3}),
+        ("linucb", {}, {}),
+        ("linucb", {"exploration_floor": 0.1, "alpha": 0.3, "ridge": 0.5}, {"delay": 11}),
+        ("linucb", {"gram": "landed"}, {"concurrency": "batch", "in_flight": 32}),
+        ("linucb", {"gram": "gram_all_mean"}, LATE),
+        ("linucb", {"alpha": 1.5}, {"concurrency": "slots", "in_flight": 5, "verification": "single"}),
+        ("lints", {}, {}),
+        ("lints", {"exploration_floor": 0.0, "scale": 0.1}, LATE),
+        ("pacer", {"budget_ratio": 0.3, "prices_usd": {"small": 0.01, "big": 0.1}}, LATE),
+        ("table", {}, {}),
+        ("table", {"alpha": 2.0, "exploration_floor": 0.05, "prior_count": 0.5}, LATE),
+        ("acrouter", {}, LATE),
+        ("acrouter", {"n_forced": 3, "exploration_floor": 0.0, "default": "big"}, {"delay": 40}),
+        ("epsilon_greedy", {}, LATE),
+        ("epsilon_greedy", {"exploration_floor": 0.0, "prior_mean": 0.2}, {"concurrency": "slots", "in_flight": 5}),
+        ("knn", {}, {}),
+        ("knn", {"capacity": 300, "exploration_floor": 0.1, "n_neighbours": 3, "alpha": 0.2}, LATE),
     ],
 )
 def test_ten_thousand_decisions_are_the_policys_own(
-    world: World, options: LinUCBOptions | LinTSOptions, feedback: dict[str, Any]
+    world: World, name: str, options: dict[str, Any], feedback: dict[str, Any]
 ) -> None:
-    """Not one choice differs, whatever the policy, the Gram mode and the landing of verdicts."""
+    """Not one choice differs, whatever the policy, its options and the landing of verdicts."""
     spec = FeedbackSpec(**feedback)
     episode = make_episode(world.stream, spec, world.streams, 1, world.n_passes)
     assert len(episode.task) == N_DECISIONS
-    kind = LinTS if isinstance(options, LinTSOptions) else LinUCB
-    ours = replay_order_compiled(world, episode, options, spec.n_learners, [3.0, 0.25], 1)
-    theirs = replay_order(world, episode, lambda: kind(options), spec.n_learners, 0.25, 1)  # type: ignore[arg-type]
-    assert (ours[1] == theirs).all()
+    make = partial(make_policy, PolicySpec(name=name, options=options), world.contexts.spec)
+    replay = compiled_replay(world, make(), spec.n_learners, [3.0, 0.25])
+    assert replay is not None
+    theirs = replay_order(world, episode, make, spec.n_learners, 0.25, 1)
+    assert (replay(episode, 1)[1] == theirs).all()
     assert len(set(theirs.tolist())) == 2
 
 
 def test_cost_weights_do_not_touch_each_other(world: World) -> None:
     """A weight gives the same choices alone and among others."""
     episode = make_episode(world.stream, FeedbackSpec(), world.streams, 0, 4)
-    alone = replay_order_compiled(world, episode, LinUCBOptions(), 1, [0.5], 0)
-    among = replay_order_compiled(world, episode, LinUCBOptions(), 1, [2.0, 0.5, 0.0], 0)
-    assert (alone[0] == among[1]).all()
+    for policy in (LinUCB(), make_policy(PolicySpec(name="table")), make_policy(PolicySpec(name="knn"))):
+        alone, among = (compiled_replay(world, policy, 1, weights) for weights in ([0.5], [2.0, 0.5, 0.0]))
+        assert alone is not None
+        assert among is not None
+        assert (alone(episode, 0)[0] == among(episode, 0)[1]).all()
 
 
 def test_a_fresh_inverse_is_the_inverse(world: World) -> None:
@@ -81,12 +98,12 @@ def test_a_fresh_inverse_is_the_inverse(world: World) -> None:
     assert np.allclose(inverse, expected, atol=1e-10)
 
 
-def test_only_the_policies_themselves_are_replaced() -> None:
+def test_only_the_policies_themselves_are_replaced(world: World) -> None:
     """A user's class that derives from ours is replayed as it is."""
 
     class Mine(LinUCB):
         pass
 
-    assert options_of(LinUCB()) == LinUCBOptions()
-    assert options_of(Mine()) is None
-    assert options_of(Random()) is None
+    assert compiled_replay(world, LinUCB(), 1, [0.0]) is not None
+    assert compiled_replay(world, Mine(), 1, [0.0]) is None
+    assert compiled_replay(world, Random(), 1, [0.0]) is None

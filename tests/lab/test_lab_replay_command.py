@@ -10,6 +10,7 @@ import pytest
 from lab_folder import PRICE, SUCCESS, invented, row, write
 
 from loadwise.cli.main import main
+from loadwise.lab.offline import OFFLINE
 from loadwise.policy.registry import policy_names
 
 KEYS = {"name", "version", "commit", "machine", "seeds", "config", "values", "ci95", "peers", "checks"}
@@ -47,7 +48,7 @@ def test_the_object_has_every_key_that_was_promised(folder: Path, capsys: pytest
     assert result["dropped"] == {"model_missing": 0, "cost_missing": 0}
     assert set(result["singles"]) == {"small", "big"}
     names = {one["policy"] for one in result["points"]}
-    assert names == {*policy_names(), "loadwise", "per_task_best", "fixed:small", "fixed:big"} - {"fixed"}
+    assert names == {*policy_names(), *OFFLINE, "loadwise", "per_task_best", "fixed:small", "fixed:big"} - {"fixed"}
     assert all(set(one) >= POINT for one in result["points"])
     assert set(result["values"]) == set(result["ci95"])
     assert result["config"]["agent"] == {f"{family}/{model}": "a" for family in SUCCESS for model in PRICE}
@@ -147,6 +148,7 @@ def test_a_task_without_some_model_is_left_out(tmp_path: Path, capsys: pytest.Ca
         (["--policies", "fixed,fixed:small"], "'fixed:small' is asked for twice"),
         (["--policies", "no.such:Thing"], "cannot be loaded"),
         (["--policies", "linucb?alfa=1"], "no option 'alfa'"),
+        (["--policies", "tiers?alpha=1"], "selector 'tiers' has no options"),
         (["--policies", "linucb?alpha"], "not, once each, KEY=VALUE"),
         (["--policies", "linucb?alpha=x"], "policy 'linucb'"),
         (["--verification", "sometimes"], "known: adaptive, single, best"),

@@ -13,6 +13,8 @@ from loadwise.policy.registry import PolicySpec, make_policy, policy_names
 from loadwise.policy.stateless import Stateless
 from loadwise.settings import parse_config, preset_names
 
+from .offline import OFFLINE
+
 DEFAULT_PRESETS = ("loadwise",)
 """Presets that join the registered policies where none are named: what a user runs."""
 
@@ -21,11 +23,13 @@ class Arm(NamedTuple):
     """One policy under the name it is reported by."""
 
     label: str
-    spec: PolicySpec
+    spec: PolicySpec | None
+    """None for a selector of `lab.offline`, which is no policy."""
 
     def make(self, context: ContextSpec, price_by_model: Mapping[str, float]) -> Policy:
         """A fresh policy for contexts of that specification; a pacer is told what models cost on average."""
         spec = self.spec
+        assert spec is not None
         if spec.name == "pacer":
             spec = PolicySpec(name=spec.name, options={"prices_usd": dict(price_by_model), **spec.options})
         return make_policy(spec, context)
@@ -39,13 +43,14 @@ def is_static(policy: Policy) -> bool:
 def make_arms(names: Sequence[str] | None, models: Sequence[str]) -> list[Arm]:
     """The arms for names as a user gives them; all policies and the default preset where there are none.
 
-    A name is a registered policy, a preset of the router, `fixed:MODEL`, or `package.module:Class`. `fixed` alone
-    stands for every model in turn, `mixing` for equal weights. Options follow as in `linucb?alpha=0.3&ridge=2`.
+    A name is a registered policy, a preset of the router, a selector of `lab.offline`, `fixed:MODEL`, or
+    `package.module:Class`. `fixed` alone stands for every model in turn, `mixing` for equal weights. Options follow as
+    in `linucb?alpha=0.3&ridge=2`.
 
     Raises:
         ConfigError: a name is unknown, given twice, or its policy cannot be made.
     """
-    wanted = [*policy_names(), *DEFAULT_PRESETS] if names is None else list(names)
+    wanted = [*policy_names(), *DEFAULT_PRESETS, *OFFLINE] if names is None else list(names)
     arms: list[Arm] = []
     for name in wanted:
         arms.extend(_arms_of(name, models))
@@ -53,8 +58,8 @@ def make_arms(names: Sequence[str] | None, models: Sequence[str]) -> list[Arm]:
     for label in labels:
         if labels.count(label) > 1:
             raise ConfigError(f"policy {label!r} is asked for twice")
-    for arm in arms:
-        make_policy(arm.spec)  # so that a wrong name ends the run before its first replay
+    for spec in (arm.spec for arm in arms if arm.spec is not None):
+        make_policy(spec)  # so that a wrong name ends the run before its first replay
     return arms
 
 
@@ -62,10 +67,13 @@ def _arms_of(said: str, models: Sequence[str]) -> list[Arm]:
     name, mark, text = said.partition("?")
     if not mark:
         return _plain_arms_of(name, models)
-    return [
-        Arm(f"{arm.label}?{text}", PolicySpec(name=arm.spec.name, options={**arm.spec.options, **_options(said, text)}))
-        for arm in _plain_arms_of(name, models)
-    ]
+    arms = []
+    for arm in _plain_arms_of(name, models):
+        if arm.spec is None:
+            raise ConfigError(f"policy {said!r}: selector {name!r} has no options")
+        options = {**arm.spec.options, **_options(said, text)}
+        arms.append(Arm(f"{arm.label}?{text}", PolicySpec(name=arm.spec.name, options=options)))
+    return arms
 
 
 def _options(said: str, text: str) -> dict[str, Any]:
@@ -96,12 +104,14 @@ def _plain_arms_of(name: str, models: Sequence[str]) -> list[Arm]:
     if name == "mixing":
         share = 1.0 / len(models)
         return [Arm(name, PolicySpec(name=name, options={"weights": dict.fromkeys(models, share)}))]
+    if name in OFFLINE:
+        return [Arm(name, None)]
     if name in policy_names() or colon:
         return [Arm(name, PolicySpec(name=name))]
     if name in preset_names():
         return [Arm(name, preset_policy(name))]
     raise ConfigError(
-        f"policy {name!r} is unknown; known: {', '.join(policy_names())}, fixed:MODEL, the presets"
+        f"policy {name!r} is unknown; known: {', '.join([*policy_names(), *OFFLINE])}, fixed:MODEL, the presets"
         f" {', '.join(preset_names())}, or a class of yours as 'package.module:Class'"
     )
 

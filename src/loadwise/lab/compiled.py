@@ -1,33 +1,47 @@
-"""The linear policies of the stack compiled over cost weights: the same choices as `policy.linear`, far sooner.
+"""Policies of the stack compiled over cost weights: the same choices as their own, far sooner.
 
-Theory of operation. One call replays one order for W cost weights. Per learner and model it keeps the inverses of V
-(all decisions) and L (judged ones), b and θ, as `policy.ridge` does, and follows the same Sherman-Morrison steps. Two
-things differ, neither of which changes a choice beyond the tie tolerance of 1e-9 (tests/lab holds this on 10⁴
-decisions of each policy and arm):
+Theory of operation. One call replays one order for W cost weights. Per learner and model the linear kernel keeps the
+inverses of V (all decisions) and L (judged ones), b and θ, as `policy.ridge` does, and follows the same
+Sherman-Morrison steps. Two things differ, neither of which changes a choice beyond the tie tolerance of 1e-9
+(tests/lab holds this on 10⁴ decisions of each policy and arm):
 
 - contexts are sparse (a bias, two one-hots, components), so a quadratic form visits only their features;
 - sums are not kept: which contexts entered a matrix is counted, so a fresh inverse can be made at any time. It is made
   after 2,000 updates; the terms are bounded, hence no cancellation needs compensated sums.
 
+Counting policies keep the same counts; the nearest outcomes use the similarities of all tasks, made once.
+
 Chance is drawn outside, from the streams that the policies themselves would be given.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from loadwise.policy.linear import LinTS, LinTSOptions, LinUCB, LinUCBOptions
+from loadwise.kernel.fact import Fact
+from loadwise.policy.greedy import EpsilonGreedy, EpsilonGreedyOptions
+from loadwise.policy.labelled import ACRouter, ACRouterOptions, LabelledOptions, Table, TableOptions
+from loadwise.policy.linear import LinearOptions, LinTS, LinTSOptions, LinUCB, LinUCBOptions
+from loadwise.policy.nearest import Nearest, NearestOptions
+from loadwise.policy.pacer import Pacer, PacerOptions
 from loadwise.policy.picking import TIE_RATIO
+from loadwise.policy.tally import LABELS_MAX
 
 from .feedback import Episode
+from .kernel_tally import ACROUTER, GREEDY, TABLE
 from .replay import Choices, World
+
+SIMILAR_TASKS_MAX = 4096
+"""Tasks whose similarities are kept: their number squared, 8 bytes each."""
 
 _GRAMS = {"gram_all": 0, "gram_all_mean": 1, "landed": 2}
 
-Options = LinUCBOptions | LinTSOptions
+Array = npt.NDArray[np.float64]
+OrderReplay = Callable[[Episode, int], Choices]
+"""The model chosen at each decision of an order by its number, shape (W, T)."""
 
 
 class Sparse(NamedTuple):
@@ -35,10 +49,10 @@ class Sparse(NamedTuple):
 
     ends: npt.NDArray[np.int64]
     features: npt.NDArray[np.int64]
-    values: npt.NDArray[np.float64]
+    values: Array
 
 
-def make_sparse(x: npt.NDArray[np.float64]) -> Sparse:
+def make_sparse(x: Array) -> Sparse:
     """The same contexts, shape (n, d) before."""
     rows, features = np.nonzero(x)
     ends = np.zeros(len(x) + 1, dtype=np.int64)
@@ -55,73 +69,203 @@ def is_compilable() -> bool:
     return True
 
 
-def options_of(policy: object) -> Options | None:
-    """The configuration of a policy that this module can replay: exactly LinUCB or LinTS, not a class of a user."""
-    if type(policy) in (LinUCB, LinTS):
-        options: Options = policy._options  # type: ignore[attr-defined]
-        return options
+def compiled_replay(world: World, policy: object, n_learners: int, cost_weights: Sequence[float]) -> OrderReplay | None:
+    """Replays orders as `replay_order` does for each cost weight; None for a policy that has no compiled form.
+
+    Only the policies themselves have one, not a class of a user that derives from them.
+    """
+    kind = type(policy)
+    options: Any = getattr(policy, "_options", None)
+    if kind in (LinUCB, LinTS, Pacer):
+        return _Linear(world, options, n_learners, cost_weights)
+    if kind in (Table, ACRouter, EpsilonGreedy):
+        labels = _labels(world, options)
+        return _Tally(world, options, n_learners, cost_weights, labels) if labels.max() < LABELS_MAX else None
+    if kind is Nearest and world.stream.n_tasks <= SIMILAR_TASKS_MAX:
+        return _Nearest(world, options, n_learners, cost_weights)
     return None
 
 
-def replay_order_compiled(
-    world: World, episode: Episode, options: Options, n_learners: int, cost_weights: Sequence[float], order: int
-) -> Choices:
-    """The model chosen at each decision, shape (W, T), as `replay_order` for each cost weight."""
-    stream = world.stream
-    n_models, total = len(stream.models), len(episode.task)
-    normals, draws = _chance(world, options, n_models, total, order)
-    by_name = sorted(range(n_models), key=lambda index: stream.models[index])
-    by_price = sorted(range(n_models), key=lambda index: (world.prices_usd[index], stream.models[index]))
-    sparse = make_sparse(world.contexts.x)
-    chosen = np.empty((len(cost_weights), total), dtype=np.int16)
-    is_thompson = isinstance(options, LinTSOptions)
-    _kernel()(
-        chosen,
+class _Compiled:
+    """What all have in common: outcomes, order of models, chance."""
+
+    def __init__(self, world: World, options: Fact, n_learners: int, cost_weights: Sequence[float]) -> None:
+        stream = world.stream
+        n_models = len(stream.models)
+        by_name = sorted(range(n_models), key=lambda index: stream.models[index])
+        by_price = sorted(range(n_models), key=lambda index: (world.prices_usd[index], stream.models[index]))
+        self._world, self._n_learners, self._n_models = world, n_learners, n_models
+        self._floor: float = options.exploration_floor  # type: ignore[attr-defined]
+        self._weights = np.asarray(cost_weights, dtype=np.float64)
+        self._outcomes = (stream.trial_success, stream.trial_cost_usd / stream.scale_usd, stream.n_trials)
+        self._by_name, self._name_rank = np.array(by_name), np.argsort(by_name)
+        self._price_rank = np.argsort(by_price)
+
+    def _chance(self, total: int, order: int, *, is_thompson: bool) -> tuple[Array, Array]:
+        """What the policy itself would draw at each decision: normals (T, K) and one uniform (T,)."""
+        normals = np.zeros((total if is_thompson else 0, self._n_models))
+        draws = np.ones(total)
+        if is_thompson or self._floor > 0.0:
+            name = f"policy {order}"
+            for step in range(total):
+                rng = self._world.streams.at(name, step)
+                if is_thompson:
+                    normals[step] = rng.standard_normal(self._n_models)
+                if self._floor > 0.0:
+                    draws[step] = rng.random()
+        return normals, draws
+
+    def _blank(self, episode: Episode) -> Choices:
+        return np.empty((len(self._weights), len(episode.task)), dtype=np.int16)
+
+
+class _Linear(_Compiled):
+    def __init__(self, world: World, options: LinearOptions, n_learners: int, cost_weights: Sequence[float]) -> None:
+        super().__init__(world, options, n_learners, cost_weights)
+        self._is_thompson = isinstance(options, LinTSOptions)
+        width = options.scale if isinstance(options, LinTSOptions) else 0.0
+        if isinstance(options, LinUCBOptions):
+            width = options.alpha
+        tie_ratio = 0.0 if self._is_thompson else TIE_RATIO
+        self._numbers = (width, options.ridge, options.exploration_floor, tie_ratio)
+        self._sizes = (world.contexts.spec.n_features, n_learners, _GRAMS[options.gram], self._is_thompson)
+        self._contexts = tuple(make_sparse(world.contexts.x))
+        self._pacing = (np.zeros(self._n_models), 0.0)
+        if isinstance(options, PacerOptions) and options.budget_usd > 0.0:
+            prices = [options.prices_usd.get(model, 0.0) for model in world.stream.models]
+            self._pacing = (np.array(prices) / options.budget_usd, options.step)
+
+    def __call__(self, episode: Episode, order: int) -> Choices:
+        chosen = self._blank(episode)
+        normals, draws = self._chance(len(episode.task), order, is_thompson=self._is_thompson)
+        _linear_kernel()(
+            chosen,
+            *_spread(episode),
+            self._contexts,
+            self._outcomes,
+            self._weights,
+            (normals, draws, self._name_rank, self._price_rank, self._by_name),
+            self._sizes,
+            self._numbers,
+            self._pacing,
+        )
+        return chosen
+
+
+class _Tally(_Compiled):
+    def __init__(
+        self,
+        world: World,
+        options: LabelledOptions | EpsilonGreedyOptions,
+        n_learners: int,
+        cost_weights: Sequence[float],
+        labels: npt.NDArray[np.int64],
+    ) -> None:
+        super().__init__(world, options, n_learners, cost_weights)
+        self._labels = labels
+        self._is_default = np.zeros(self._n_models)
+        alpha, prior, n_forced, rule = 0.0, 1.0, 0.0, ACROUTER
+        if isinstance(options, TableOptions):
+            alpha, prior, rule = options.alpha, options.prior_count, TABLE
+        elif isinstance(options, EpsilonGreedyOptions):
+            prior, rule = options.prior_mean, GREEDY
+        elif isinstance(options, ACRouterOptions):
+            n_forced = float(options.n_forced)
+            self._is_default = np.array([float(model == options.default) for model in world.stream.models])
+        self._numbers = (alpha, prior, self._floor, n_forced)
+        self._sizes = (int(labels.max()) + 1, n_learners, rule)
+
+    def __call__(self, episode: Episode, order: int) -> Choices:
+        chosen = self._blank(episode)
+        _, draws = self._chance(len(episode.task), order, is_thompson=False)
+        decisions, verdicts = _spread(episode)
+        chance = (draws, self._price_rank, self._by_name)
+        _tally_kernel()(
+            chosen,
+            decisions,
+            verdicts,
+            self._outcomes,
+            self._weights,
+            chance,
+            self._labels,
+            self._sizes,
+            self._numbers,
+            self._is_default,
+        )
+        return chosen
+
+
+class _Nearest(_Compiled):
+    def __init__(self, world: World, options: NearestOptions, n_learners: int, cost_weights: Sequence[float]) -> None:
+        super().__init__(world, options, n_learners, cost_weights)
+        x = world.contexts.x
+        lengths = np.linalg.norm(x, axis=1, keepdims=True)
+        units = np.divide(x, lengths, out=np.zeros_like(x), where=lengths > 0.0)
+        self._similarity = np.round(units @ units.T, 9)
+        self._sizes = (options.capacity, n_learners, options.n_neighbours)
+        self._numbers = (options.alpha, options.similarity_min, self._floor)
+
+    def __call__(self, episode: Episode, order: int) -> Choices:
+        chosen = self._blank(episode)
+        _, draws = self._chance(len(episode.task), order, is_thompson=False)
+        decisions, verdicts = _spread(episode)
+        chance = (draws, self._price_rank, self._by_name)
+        rest = (self._similarity, self._sizes, self._numbers)
+        _nearest_kernel()(chosen, decisions, verdicts, self._outcomes, self._weights, chance, *rest)
+        return chosen
+
+
+def _labels(world: World, options: LabelledOptions | EpsilonGreedyOptions) -> npt.NDArray[np.int64]:
+    """The label of each task as a number, shape (n,)."""
+    x = world.contexts.x
+    if isinstance(options, EpsilonGreedyOptions):
+        return np.zeros(len(x), dtype=np.int64)
+    labels: npt.NDArray[np.int64] = np.unique(x[:, : options.n_labels] != 0.0, axis=0, return_inverse=True)[1]
+    return labels.reshape(-1).astype(np.int64)
+
+
+def _spread(episode: Episode) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    return (
         (episode.task, episode.trial_draw, episode.credited, episode.learner),
         (episode.landing, episode.landing_end, episode.lost),
-        (sparse.ends, sparse.features, sparse.values),
-        (stream.trial_success, stream.trial_cost_usd / stream.scale_usd, stream.n_trials),
-        np.asarray(cost_weights, dtype=np.float64),
-        (normals, draws, np.argsort(by_name), np.argsort(by_price), np.array(by_name)),
-        (world.contexts.spec.n_features, n_learners, _GRAMS[options.gram], is_thompson),
-        (
-            options.scale if isinstance(options, LinTSOptions) else options.alpha,
-            options.ridge,
-            options.exploration_floor,
-            0.0 if is_thompson else TIE_RATIO,
-        ),
     )
-    return chosen
 
 
-def _chance(
-    world: World, options: Options, n_models: int, total: int, order: int
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """What the policy itself would draw at each decision: normals (T, K) and one uniform (T,)."""
-    is_thompson = isinstance(options, LinTSOptions)
-    has_floor = options.exploration_floor > 0.0
-    normals = np.zeros((total if is_thompson else 0, n_models))
-    draws = np.ones(total)
-    if is_thompson or has_floor:
-        name = f"policy {order}"
-        for step in range(total):
-            rng = world.streams.at(name, step)
-            if is_thompson:
-                normals[step] = rng.standard_normal(n_models)
-            if has_floor:
-                draws[step] = rng.random()
-    return normals, draws
+def _compile(module: Any, names: Sequence[str], uses: Mapping[str, object] | None = None) -> Callable[..., None]:
+    """Compile functions of a module in place, on first use: seconds. Returns the last one.
+
+    Args:
+        uses: what the module imported from another before that was compiled.
+    """
+    import numba
+
+    vars(module).update(uses or {})
+    for name in names:
+        function = getattr(module, name)
+        if not hasattr(function, "py_func"):  # compiled before
+            setattr(module, name, numba.njit(function))
+    last: Callable[..., None] = getattr(module, names[-1])
+    return last
 
 
 @cache
-def _kernel() -> Callable[..., None]:
-    """Compile on first use: seconds, kept on disk by the compiler where it may write."""
-    import numba
-
+def _linear_kernel() -> Callable[..., None]:
     from . import kernel
 
-    jit: Any = numba.njit
-    for name in kernel.COMPILED:
-        setattr(kernel, name, jit(getattr(kernel, name)))
-    compiled: Callable[..., None] = kernel.replay_weights
-    return compiled
+    return _compile(kernel, kernel.LINEAR)
+
+
+@cache
+def _tally_kernel() -> Callable[..., None]:
+    from . import kernel, kernel_tally
+
+    _compile(kernel, ["pick"])
+    return _compile(kernel_tally, kernel_tally.TALLY, uses={"pick": kernel.pick})
+
+
+@cache
+def _nearest_kernel() -> Callable[..., None]:
+    from . import kernel, kernel_tally
+
+    _compile(kernel, ["pick"])
+    return _compile(kernel_tally, kernel_tally.NEAREST, uses={"pick": kernel.pick})

@@ -14,10 +14,11 @@ from loadwise.kernel.fact import Fact
 from loadwise.kernel.streams import Streams
 
 from .arms import Arm, is_static, make_arms
-from .compiled import is_compilable, options_of, replay_order_compiled
+from .compiled import compiled_replay, is_compilable
 from .features import make_contexts
 from .feedback import FeedbackSpec, Verification, make_episode, misclassified
-from .judge import BEST, Judged, Scored, best_counts, judge, singles
+from .judge import BEST, Judged, Scored, best_counts, judge, score_choices, singles
+from .offline import OFFLINE
 from .replay import Counts, World, count_last_pass, replay_order
 from .stream import AgentChoice, Stream, describe_agents, read_stream
 
@@ -118,13 +119,15 @@ def run_replay(config: ReplayConfig, say: Say = lambda _: None) -> Result:
         for arm in arms:
             say(f"replaying {arm.label} under {verification} verification")
             scored += _replay_arm(world, config, feedback, arm)
-        scored.append(Scored(BEST, verification, 0.0, best_counts(stream)))
+        scored.append(score_choices(stream, BEST, verification, 0.0, best_counts(stream)))
     judged = judge(stream, scored, config.n_draws, world.streams.at("bootstrap", 0))
     return Result(config, stream, judged, scored, _describe(config, world))
 
 
 def _replay_arm(world: World, config: ReplayConfig, feedback: FeedbackSpec, arm: Arm) -> list[Scored]:
     """The points of one policy, one for each cost weight; a single one where rewards change nothing."""
+    if arm.spec is None:
+        return OFFLINE[arm.label](world, feedback)
     price_by_model = dict(zip(world.stream.models, world.prices_usd, strict=True))
     make = partial(arm.make, world.contexts.spec, price_by_model)
     policy = make()
@@ -134,13 +137,14 @@ def _replay_arm(world: World, config: ReplayConfig, feedback: FeedbackSpec, arm:
         world = world._replace(n_passes=1)
     n_tasks, n_models = world.stream.success.shape
     counts: list[Counts] = [np.zeros((n_tasks, n_models), dtype=np.int64) for _ in weights]
-    options = options_of(policy)
     n_decisions = n_tasks * world.n_passes * config.n_orders * len(weights)
-    compiled = options is not None and n_decisions >= _COMPILE_FROM and is_compilable()
+    replay = None
+    if n_decisions >= _COMPILE_FROM and is_compilable():
+        replay = compiled_replay(world, policy, feedback.n_learners, weights)
     for order in range(config.n_orders):
         episode = make_episode(world.stream, feedback, world.streams, order, world.n_passes)
-        if compiled and options is not None:
-            chosen = replay_order_compiled(world, episode, options, feedback.n_learners, weights, order)
+        if replay is not None:
+            chosen = replay(episode, order)
         else:
             chosen = np.stack(
                 [replay_order(world, episode, make, feedback.n_learners, weight, order) for weight in weights]
@@ -148,7 +152,7 @@ def _replay_arm(world: World, config: ReplayConfig, feedback: FeedbackSpec, arm:
         for total, row in zip(counts, chosen, strict=True):
             total += count_last_pass(row, episode, n_tasks, n_models)
     rows = zip(weights, counts, strict=True)
-    return [Scored(arm.label, feedback.verification, weight, total) for weight, total in rows]
+    return [score_choices(world.stream, arm.label, feedback.verification, weight, total) for weight, total in rows]
 
 
 def _describe(config: ReplayConfig, world: World) -> dict[str, Any]:

@@ -131,14 +131,19 @@ def reads_patches(family: str) -> bool:
 def _credited(
     stream: Stream, spec: FeedbackSpec, draws: npt.NDArray[np.float64], task: Ints
 ) -> npt.NDArray[np.float64]:
-    family = stream.family[task]
+    unread = np.array([1.0 - readable(spec, name) for name in stream.families])
+    return (draws >= unread[stream.family[task]]).astype(np.float64)
+
+
+def readable(spec: FeedbackSpec, family: str) -> float:
+    """The probability that the verifier reads a run of `family`.
+
+    >>> readable(FeedbackSpec(verification="single"), "terminal2"), readable(FeedbackSpec(misclassified=0.25), "swe")
+    (0.0, 0.75)
+    """
     if spec.verification == "single":
-        reads = np.array([float(reads_patches(name)) for name in stream.families])
-        return reads[family]
-    if spec.verification == "best":
-        return np.ones(len(task))
-    missed = np.array([misclassified(spec, name) for name in stream.families])
-    return (draws >= missed[family]).astype(np.float64)
+        return float(reads_patches(family))
+    return 1.0 if spec.verification == "best" else 1.0 - misclassified(spec, family)
 
 
 def misclassified(spec: FeedbackSpec, family: str) -> float:

@@ -25,8 +25,19 @@ class Scored(NamedTuple):
     policy: str
     verification: str
     cost_weight: float
-    counts: Counts
-    """How often each model was chosen for each task, over all orders, shape (n_tasks, n_models)."""
+    share: Array
+    """How often each model ran each task: rows sum to one, or to the attempts where a task may run more than once."""
+    success: Array
+    """Expected success of each task, shape (n_tasks,)."""
+    cost_usd: Array
+    """Expected cost of each task, shape (n_tasks,)."""
+
+
+def score_choices(stream: Stream, policy: str, verification: str, cost_weight: float, counts: Counts) -> Scored:
+    """A policy that runs each task once, by how often it chose each model for each task, shape (n_tasks, n_models)."""
+    share = counts / counts.sum(axis=1, keepdims=True)
+    reached, spent = (share * stream.success).sum(axis=1), (share * stream.cost_usd).sum(axis=1)
+    return Scored(policy, verification, cost_weight, share, reached, spent)
 
 
 class Point(NamedTuple):
@@ -70,7 +81,7 @@ Figure = Callable[[_Means], float]
 
 
 def best_counts(stream: Stream) -> Counts:
-    """The choices of one who knows every outcome, in the form of `Scored`."""
+    """The choices of one who knows every outcome, as `score_choices` takes them."""
     counts = np.zeros(stream.success.shape, dtype=np.int64)
     counts[np.arange(stream.n_tasks), best_per_task(stream.success, stream.cost_usd)] = 1
     return counts
@@ -78,9 +89,8 @@ def best_counts(stream: Stream) -> Counts:
 
 def judge(stream: Stream, scored: Sequence[Scored], n_draws: int, rng: np.random.Generator) -> Judged:
     """Everything that is reported of these choices."""
-    shares = [point.counts / point.counts.sum(axis=1, keepdims=True) for point in scored]  # each (n_tasks, n_models)
-    success = np.stack([(share * stream.success).sum(axis=1) for share in shares], axis=1)  # (n_tasks, n_points)
-    cost = np.stack([(share * stream.cost_usd).sum(axis=1) for share in shares], axis=1)
+    success = np.stack([point.success for point in scored], axis=1)  # (n_tasks, n_points)
+    cost = np.stack([point.cost_usd for point in scored], axis=1)
     crossed = _cross_fits(stream, scored, success, cost, rng)
     figures = _frontier_figures(scored)
     linear = _uninformed(stream, scored, success)
@@ -104,7 +114,7 @@ def judge(stream: Stream, scored: Sequence[Scored], n_draws: int, rng: np.random
     ci95 = {name: interval(np.array(found)) for name, found in drawn_figures.items()}
     values |= {name: float(_crossed_gain(stream, fit, success, cost, even)[0]) for name, fit in crossed.items()}
     ci95 |= {name: interval(np.concatenate(found)) for name, found in drawn_arrays.items()}
-    points = _points(stream, scored, shares, success, whole, gains, np.array(drawn))
+    points = _points(stream, scored, success, whole, gains, np.array(drawn))
     return Judged(points, values, ci95)
 
 
@@ -117,7 +127,6 @@ def singles(stream: Stream) -> dict[str, dict[str, float]]:
 def _points(
     stream: Stream,
     scored: Sequence[Scored],
-    shares: Sequence[Array],
     success: Array,
     whole: _Means,
     gains: Array,
@@ -133,7 +142,7 @@ def _points(
             success=float(whole.point_successes[index]),
             hull_gain_pp=_rounded(gains[index]),
             ci95=interval(drawn[:, index]),
-            share=dict(zip(stream.models, shares[index].mean(axis=0).tolist(), strict=True)),
+            share=dict(zip(stream.models, point.share.mean(axis=0).tolist(), strict=True)),
             family_success={
                 name: float(success[tasks, index].mean()) for name, tasks in tasks_by_family.items() if tasks.any()
             },

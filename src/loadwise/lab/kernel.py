@@ -1,4 +1,4 @@
-"""The loop that `lab.compiled` compiles; plain Python runs it too, slowly.
+"""The loops that `lab.compiled` compiles for linear policies; plain Python runs them too, slowly.
 
 Axes: W cost weights, T decisions, n tasks, K models, R trials, d features, C learners.
 """
@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 
-COMPILED = ("refresh", "update", "quadratic", "dot", "solve", "enter", "land", "choose", "reset", "replay_weights")
+LINEAR = (
+    *("refresh", "update", "quadratic", "dot", "solve", "enter", "land"),
+    *("pick", "charge", "choose", "reset", "replay_weights"),
+)
 """Names to compile, each before those that call it."""
 
 REFRESH_UPDATES = 2000
@@ -146,6 +149,7 @@ def choose(
     inverses: Array,
     theta: Array,
     scores: Array,
+    penalties: Array,
     sizes: Any,
     numbers: Any,
 ) -> int:
@@ -158,19 +162,35 @@ def choose(
     if floor > 0.0 and draws[step] < floor:
         return int(by_name[min(int(draws[step] / floor * n_models), n_models - 1)])
     begin, end = ends[task], ends[task + 1]
-    top = -np.inf
     for k in range(n_models):
         spread = quadratic(inverses[k, JUDGED if gram == 2 else TRIED], features, values, begin, end)
         spread = np.sqrt(spread) if spread > 0.0 else 0.0
         noise = normals[step, name_rank[k]] if is_thompson else 1.0
-        scores[k] = dot(theta[k], features, values, begin, end) + alpha * spread * noise
+        scores[k] = dot(theta[k], features, values, begin, end) + alpha * spread * noise - penalties[k]
+    return pick(scores, tie_ratio, price_rank)
+
+
+def pick(scores: Array, tie_ratio: float, price_rank: Array) -> int:
+    """The highest score; of equal ones the cheaper, then the first by name."""
+    top = -np.inf
+    for k in range(len(scores)):
         top = max(top, scores[k])
     near = top - tie_ratio * max(1.0, abs(top))
     best = -1
-    for k in range(n_models):
+    for k in range(len(scores)):
         if scores[k] >= near and (best < 0 or price_rank[k] < price_rank[best]):
             best = k
     return best
+
+
+def charge(penalties: Array, n_spent: Array, by_name: Array, ratios: Array, step: float) -> None:
+    """What the pacer takes off each model's score: λ times its cost as a ratio of the budget."""
+    over = 0.0
+    for k in by_name:
+        over += n_spent[k] * (ratios[k] - 1.0)
+    multiplier = step * max(0.0, over)
+    for k in range(len(penalties)):
+        penalties[k] = multiplier * ratios[k]
 
 
 def reset(inverses: Array, counts: Array, ages: Array, credits: Array, theta: Array, ridge: float) -> None:
@@ -198,8 +218,12 @@ def replay_weights(
     chance: Any,
     sizes: Any,
     numbers: Any,
+    pacing: Any,
 ) -> None:
     """Fill `chosen` (W, T)."""
+    ratios, step_of_price = pacing
+    n_spent = np.zeros((sizes[1], outcomes[2].shape[1]), dtype=np.int64)
+    penalties = np.zeros(outcomes[2].shape[1])
     task, learner = decisions[0], decisions[3]
     landing, landing_end, lost = verdicts
     d, n_learners, gram, _ = sizes
@@ -213,6 +237,7 @@ def replay_weights(
     scores, u = np.zeros(n_models), np.zeros(d)
     for w in range(len(cost_weights)):
         reset(inverses, counts, ages, credits, theta, ridge)
+        n_spent[:] = 0
         landed = 0
         for t in range(len(task)):
             while landed < landing_end[t]:
@@ -221,9 +246,14 @@ def replay_weights(
                 c, k = learner[s], chosen[w, s]
                 learned = (inverses[c, k], counts[c, k], ages[c, k], credits[c, k], theta[c, k], u)
                 land(s, task[s], k, cost_weights[w], decisions, lost, contexts, outcomes, learned, gram, ridge)
+                if lost[s]:
+                    n_spent[c, k] -= 1
             c = learner[t]
-            k = choose(t, task[t], contexts, chance, inverses[c], theta[c], scores, sizes, numbers)
+            if step_of_price > 0.0:
+                charge(penalties, n_spent[c], chance[4], ratios, step_of_price)
+            k = choose(t, task[t], contexts, chance, inverses[c], theta[c], scores, penalties, sizes, numbers)
             chosen[w, t] = k
+            n_spent[c, k] += 1
             enter(TRIED, 1, inverses[c, k], counts[c, k], ages[c, k], u, contexts, task[t], ridge)
             if gram == 1:
                 solve(theta[c, k], inverses[c, k, TRIED], credits[c, k])
