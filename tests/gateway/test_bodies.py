@@ -204,7 +204,7 @@ def test_any_object_survives(fields: dict[str, Any], ascii_only: bool, space: st
     written = {name: json.dumps(value, ensure_ascii=ascii_only) for name, value in fields.items()}
     try:
         members = [f"{space}{json.dumps(k)}{space}:{space}{v}{space}" for k, v in written.items()]
-        body = "{%s}" % ",".join([*members, '"messages":[1]'])
+        body = "{" + ",".join([*members, '"messages":[1]']) + "}"
         raw = body.encode()
         list(map(str.encode, fields))
     except UnicodeEncodeError:

@@ -227,7 +227,7 @@ async def test_a_body_of_megabytes_passes() -> None:
     [
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
         b"GET / HTTP/1.1\r\nHost: h\r\nHost: i\r\n\r\n",
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: -1\r\n\r\n",
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 1, 2\r\n\r\nab",
         b"GET / HTTP/1.1\r\n\r\n",

@@ -1,4 +1,4 @@
-"""The prefix rule, by itself: a conversation is continued if and only if the whole list of one open program is extended."""
+"""The prefix rule by itself: a conversation is continued if and only if one open program's whole list is extended."""
 
 from __future__ import annotations
 
