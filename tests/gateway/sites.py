@@ -24,24 +24,30 @@ LEFT: list[Any] = []
 """What else a test has started; its `stop` is awaited when the test is over."""
 
 
+def run_on_loop(test: Callable[[], Awaitable[None]]) -> list[dict[str, Any]]:
+    """Run an async test on uvloop, bounded; returns what the loop's exception handler heard of."""
+    heard: list[dict[str, Any]] = []
+
+    async def bounded() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: heard.append(context))
+        try:
+            await asyncio.wait_for(test(), LIMIT_S)
+        finally:
+            for left in (*RUNNING, *LEFT):
+                await left.stop()
+            LEFT.clear()
+
+    uvloop.run(bounded())
+    return heard
+
+
 def on_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Run an async test on uvloop, bounded; what the loop's exception handler hears of fails the test."""
+    """Make an async test a plain one; an exception in a callback of the loop fails it."""
 
     @wraps(test)
     def run(**fixtures: Any) -> None:
-        heard: list[dict[str, Any]] = []
-
-        async def bounded() -> None:
-            asyncio.get_running_loop().set_exception_handler(lambda loop, context: heard.append(context))
-            try:
-                await asyncio.wait_for(test(**fixtures), LIMIT_S)
-            finally:
-                for left in (*RUNNING, *LEFT):
-                    await left.stop()
-                LEFT.clear()
-
-        uvloop.run(bounded())
-        assert not heard, heard
+        heard = run_on_loop(lambda: test(**fixtures))
+        assert not heard
 
     return run
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 from urllib.parse import quote
@@ -197,8 +198,6 @@ async def test_parallel_requests_of_one_conversation_do_not_merge() -> None:
         talk.hear(message("r"))
         engine.script = [hangs]
         running = [{**USER, "content": "b"}]
-        import asyncio
-
         task = asyncio.ensure_future(
             s.ask("POST", CHAT, {"messages": [*talk.messages, *running]}, {"Authorization": "Bearer k"})
         )

@@ -7,9 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from engines import Call, Engine, fails, hangs, says
 from sites import on_loop, site, until
 
+from loadwise.gateway import turns
 from loadwise.kernel.commands import ProgramRecord
 
 LARGE = 10**400
@@ -65,20 +67,15 @@ async def test_first_turns_wait_for_one_embedding_each_and_bind_once() -> None:
 
 
 @on_loop
-async def test_a_first_turn_does_not_wait_for_ever_for_its_embedding(monkeypatch: Any = None) -> None:
+async def test_a_first_turn_does_not_wait_for_ever_for_its_embedding(monkeypatch: pytest.MonkeyPatch) -> None:
     """An embedder that never answers costs a moment, not the turn; its late answer changes nothing."""
-    from loadwise.gateway import turns
-
-    embedder, limit_s = SlowEmbedder(), turns.EMBEDDING_MAX_S
-    turns.EMBEDDING_MAX_S = 0.01
-    try:
-        async with site(Engine(), embedder=embedder) as s:
-            assert (await s.chat("p", "new")).status == 200
-            embedder.waiting[0]((1.0,))
-            assert (await s.chat("p")).status == 200
-            assert s.counts.arrived == 2
-    finally:
-        turns.EMBEDDING_MAX_S = limit_s
+    monkeypatch.setattr(turns, "EMBEDDING_MAX_S", 0.01)
+    embedder = SlowEmbedder()
+    async with site(Engine(), embedder=embedder) as s:
+        assert (await s.chat("p", "new")).status == 200
+        embedder.waiting[0]((1.0,))
+        assert (await s.chat("p")).status == 200
+        assert s.counts.arrived == 2
 
 
 @on_loop

@@ -1,4 +1,4 @@
-"""What a live gateway has written is what happened: it replays (law L7), and a gateway goes on from it after a crash."""
+"""What a live gateway has written is what happened: it replays (law L7), and after a crash a gateway goes on."""
 
 from __future__ import annotations
 
@@ -353,6 +353,6 @@ async def test_a_damaged_journal_is_not_written_on(tmp_path: Path) -> None:
     raw = bytearray(segment.read_bytes())
     raw[len(raw) // 2] ^= 0xFF
     segment.write_bytes(raw)
-    with pytest.raises(JournalError, match="segment|sequence|entry|damaged"):
+    with pytest.raises(JournalError, match=segment.name):
         await start(parse_config({**pool(engine), "gateway": {"port": 0, "journal": str(tmp_path)}}), environment={})
     assert segment.read_bytes() == raw
