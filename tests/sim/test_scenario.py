@@ -13,12 +13,15 @@ from hypothesis import strategies as st
 from loadwise.kernel.errors import ConfigError
 from loadwise.kernel.streams import Streams
 from loadwise.sim.draw import Draw, sample, sample_count, sample_seconds
+from loadwise.sim.hardware import HardwareSpec
 from loadwise.sim.report import percentile
 from loadwise.sim.scenario import Scenario, load_scenario, parse_scenario
 from loadwise.sim.servers_engine import ServersEngineSpec
 from loadwise.sim.simple_engine import SimpleEngineSpec
+from loadwise.sim.step_time import StepCost
 from loadwise.sim.truth import Truth, TruthSpec
-from loadwise.sim.workload import MAX_TURNS, Closed, Poisson, Workload, WorkloadSpec, pick
+from loadwise.sim.vllm_engine import VllmEngineSpec
+from loadwise.sim.workload import MAX_TURNS, Bursty, Closed, Joint, Poisson, Trace, Workload, WorkloadSpec, pick
 
 ROOT = Path(__file__).parents[2]
 GOOD = """
@@ -114,7 +117,19 @@ def test_missing_file_is_a_config_error(tmp_path: Path) -> None:
 def test_format_document_names_every_field() -> None:
     """docs/formats/scenario.md mentions every key of every part of the format."""
     text = (ROOT / "docs" / "formats" / "scenario.md").read_text(encoding="utf-8")
-    parts = [Scenario, WorkloadSpec, Poisson, Closed, TruthSpec, SimpleEngineSpec, ServersEngineSpec, Draw]
+    parts = [
+        Scenario,
+        WorkloadSpec,
+        Poisson,
+        Bursty,
+        Closed,
+        Trace,
+        Joint,
+        TruthSpec,
+        SimpleEngineSpec,
+        ServersEngineSpec,
+    ]
+    parts += [VllmEngineSpec, HardwareSpec, StepCost, Draw]
     parts += [type(getattr(parse_scenario(GOOD), name)) for name in ("verdicts", "signals", "selector")]
     from loadwise.sim.scenario import Failure
 

@@ -12,10 +12,13 @@ the edit and gets a new origin from there; so does a request that starts while i
 
 from collections import OrderedDict
 
-from .engine import EngineRequest
+from .engine import PREFIX_ID_TOKENS, EngineRequest
 
 MAX_BLOCKS_BITS = 26
 """A line has fewer than 2**26 blocks; names are `origin << 26 | block`."""
+
+_FIRST_NAMED_ORIGIN = 1 << 40
+"""Origins from here on are names from traces; the engine's own never get so far."""
 
 Line = tuple[tuple[int, int], ...]
 
@@ -63,7 +66,9 @@ class Contents:
     def open(self, request: EngineRequest) -> Line:
         """The line of a request that arrives now."""
         told = self._told.get(request.program_id)
-        if told is None or told.shared != (request.shared_key, request.shared_tokens):
+        if request.prefix_ids:
+            line = self._named_line(request)
+        elif told is None or told.shared != (request.shared_key, request.shared_tokens):
             line = self._new_line(request)
         else:
             line = self._continue(told, request)
@@ -94,6 +99,16 @@ class Contents:
             return told.line
         first = common // self._block_size
         return (*((at, origin) for at, origin in told.line if at < first), (first, self._new_origin()))
+
+    def _named_line(self, request: EngineRequest) -> Line:
+        """Blocks that end within a named one bear its name, which stands for all that precedes it."""
+        line: list[tuple[int, int]] = []
+        n_named = min(len(request.prefix_ids) * PREFIX_ID_TOKENS, request.prompt_tokens) // self._block_size
+        for i, prefix_id in enumerate(request.prefix_ids):
+            first = i * PREFIX_ID_TOKENS // self._block_size
+            if first < n_named:
+                line.append((first, _FIRST_NAMED_ORIGIN + prefix_id))
+        return (*line, (n_named, self._new_origin()))
 
     def _new_line(self, request: EngineRequest) -> Line:
         n_shared = min(request.shared_tokens, request.prompt_tokens) // self._block_size

@@ -5,6 +5,8 @@ ones, and nothing is guessed.
 """
 
 import math
+from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +25,7 @@ from .simple_engine import SimpleEngine, SimpleEngineSpec
 from .truth import TruthSpec
 from .verdicts import VerdictSpec
 from .vllm_engine import VllmEngine, VllmEngineSpec
-from .workload import WorkloadSpec
+from .workload import Trace, WorkloadSpec
 
 SCENARIO_VERSION = 1
 
@@ -103,7 +105,7 @@ class Scenario(Fact, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.scenario != SCENARIO_VERSION:
             raise ConfigError(f"scenario is {self.scenario!r}; this version reads {SCENARIO_VERSION}")
-        if self.n_programs is None and self.until_s is None:
+        if self.n_programs is None and self.until_s is None and not isinstance(self.workload.arrivals, Trace):
             raise ConfigError("a scenario needs n_programs or until_s, or it would never end")
         if self.n_programs is not None and self.n_programs < 1:
             raise ConfigError(f"n_programs is {self.n_programs!r}; it must be >= 1")
@@ -185,11 +187,47 @@ def parse_scenario(text: str, name: str = "scenario") -> Scenario:
     if version != SCENARIO_VERSION or isinstance(version, bool):
         raise ConfigError(f"{name}: scenario is {version!r}; this version reads {SCENARIO_VERSION}")
     try:
-        return msgspec.convert(document, Scenario)
+        return msgspec.convert(_with_preset(document), Scenario)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{name}: {error}{_valid_keys(str(error))}") from error
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from error
+
+
+def preset_names() -> tuple[str, ...]:
+    """Workloads that come with the package."""
+    return tuple(
+        sorted(entry.name.removesuffix(".yaml") for entry in _presets().iterdir() if entry.name.endswith(".yaml"))
+    )
+
+
+def read_preset(name: str) -> dict[str, Any]:
+    """A shipped workload, without arrivals.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    if name not in preset_names():
+        raise ConfigError(f"workload preset {name!r} is unknown; known: {', '.join(preset_names())}")
+    return parse_yaml(_presets().joinpath(f"{name}.yaml").read_text(encoding="utf-8"), where=name)
+
+
+def preset_workload(name: str, arrivals: dict[str, Any], **changes: Any) -> WorkloadSpec:
+    """A shipped workload with arrivals of its own."""
+    return msgspec.convert(read_preset(name) | {"arrivals": arrivals} | changes, WorkloadSpec)
+
+
+def _presets() -> Traversable:
+    return resources.files("loadwise.sim").joinpath("presets")
+
+
+def _with_preset(document: dict[str, Any]) -> dict[str, Any]:
+    """The document with its workload's preset below what it says itself."""
+    workload = document.get("workload")
+    if not isinstance(workload, dict) or "preset" not in workload:
+        return document
+    said = {key: value for key, value in workload.items() if key != "preset"}
+    return document | {"workload": read_preset(str(workload["preset"])) | said}
 
 
 def _valid_keys(message: str) -> str:
