@@ -27,7 +27,7 @@ OTHERS = ("pacer?budget_ratio=0.1", "pacer?budget_ratio=0.4", "tiers", "threshol
 
 def main() -> None:
     """Run every cell and record."""
-    arguments = arguments_of(__doc__, 100)
+    arguments = arguments_of(__doc__, 50)
     settings: dict[str, Any] = {"policies": (*LEARNERS, *OTHERS), "verifications": ("adaptive", "single")}
     cells = []
     for n_passes in (1, 8):

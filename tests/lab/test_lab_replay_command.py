@@ -183,3 +183,13 @@ def test_the_sample_of_the_format_replays(capsys: pytest.CaptureFixture[str]) ->
     result = replay(capsys, sample, "--policies", "linucb", "--orders", "2", "--passes", "1")
     assert result["n_tasks"] == 24
     assert result["config"]["n_embedded"] == 12
+
+
+def test_the_policy_too_is_chosen_on_the_other_half(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Among policies that make one attempt a task; a cascade's gain is bought with attempts and does not count."""
+    more = ["--orders", "3", "--passes", "4", "--verification", "best"]
+    result = replay(capsys, folder, *more, "--policies", "linucb,random,cascade")
+    values = result["values"]
+    assert values["chosen.best.over_hull_cross_fitted_pp"] == values["linucb.best.over_hull_cross_fitted_pp"]
+    assert values["cascade.best.over_hull_cross_fitted_pp"] > values["linucb.best.over_hull_cross_fitted_pp"]
+    assert not any(name.startswith("chosen") for name in replay(capsys, folder, *more, "--policies", "lints")["values"])

@@ -15,6 +15,8 @@ Array = npt.NDArray[np.float64]
 Interval = tuple[float, float]
 
 BEST = "per_task_best"
+ANY = "chosen"
+"""Stands for all policies of a run where the policy, too, is chosen on the other half of the tasks."""
 N_SPLITS = 10
 """Halvings of the tasks behind a cross-fitted figure."""
 
@@ -240,7 +242,7 @@ class _Fit(NamedTuple):
 def _cross_fits(
     stream: Stream, scored: Sequence[Scored], success: Array, cost: Array, rng: np.random.Generator
 ) -> dict[str, list[_Fit]]:
-    """For each arm with several cost weights: halvings, and the weight with the highest gain on the other half."""
+    """For each arm with several points: halvings, and the point with the highest gain on the other half."""
     halves = [_halving(stream, rng) for _ in range(N_SPLITS)]
     gains = []
     for is_second in halves:
@@ -250,7 +252,7 @@ def _cross_fits(
         weights = np.where(sums > 0, weights / np.maximum(sums, 1.0), 1.0 / stream.n_tasks)
         gains.append([means.point_successes - _hull(means) for means in _means(stream, success, cost, weights)])
     crossed: dict[str, list[_Fit]] = {}
-    for (policy, verification), found in _by_arm(scored).items():
+    for (policy, verification), found in {**_by_arm(scored), **_by_verification(scored)}.items():
         if len(found) < 2:
             continue
         crossed[f"{policy}.{verification}.over_hull_cross_fitted_pp"] = [
@@ -258,6 +260,18 @@ def _cross_fits(
             for is_second, (on_first, on_second) in zip(halves, gains, strict=True)
         ]
     return crossed
+
+
+def _by_verification(scored: Sequence[Scored]) -> dict[tuple[str, str], list[int]]:
+    """Places of the points of all policies together, where there are several: of those that could be run.
+
+    Not of one who knows the outcomes, nor of those that make more attempts than the single models.
+    """
+    places: dict[tuple[str, str], list[int]] = {}
+    for index, point in enumerate(scored):
+        if point.policy != BEST and point.share.sum(axis=1).max() <= 1.0 + 1e-9:
+            places.setdefault((ANY, point.verification), []).append(index)
+    return {key: found for key, found in places.items() if len({scored[index].policy for index in found}) > 1}
 
 
 def _halving(stream: Stream, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
