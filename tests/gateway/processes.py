@@ -15,16 +15,29 @@ from typing import Any
 from sites import LEFT, Answer, exchange, parse
 
 _PROGRAM = """
-import json, resource, sys
+import asyncio, json, resource, signal, sys
+import uvloop
 from loadwise.gateway.config import GatewayConfig
-from loadwise.gateway.serve import run
+from loadwise.gateway.serve import start
 from loadwise.settings import parse_config
 said = json.loads(sys.argv[1])
 if said["file_max_bytes"]:
-    import signal
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (said["file_max_bytes"],) * 2)
-sys.exit(run(parse_config(said["config"]), GatewayConfig(**said["gateway"])))
+
+def say(text):
+    print(text, file=sys.stderr, flush=True)
+
+async def serve():
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    running = await start(parse_config(said["config"]), GatewayConfig(**said["gateway"]), say=say)
+    say(f"serving on {running.url}/v1")
+    await stop.wait()
+    say("stopping")
+    await running.close()
+
+uvloop.run(serve())
 """
 SOURCE = Path(__file__).parents[2] / "src"
 
@@ -80,7 +93,7 @@ class Process:
             OSError, ValueError, IndexError: the process died meanwhile.
         """
         raw = b"" if body is None else json.dumps(body).encode()
-        lines = [f"{method} {path} HTTP/1.1", "Host: h", "Connection: close", f"Content-Length: {len(raw)}"]
+        lines = [f"{method} {path} HTTP/1.1", "Host: localhost", "Connection: close", f"Content-Length: {len(raw)}"]
         lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
         return parse(await exchange(self.port, "\r\n".join(lines).encode() + b"\r\n\r\n" + raw))
 

@@ -375,7 +375,24 @@ async def test_a_probe_does_not_end_a_cooldown_that_failed_calls_have_earned() -
         assert (state.health, state.is_cooling) == ("down", False)
         await engine.start()
         await probe.poll()
+        assert probe.is_reachable and (state.health, state.is_cooling) == ("down", True), "it is sat out all the same"
+
+
+@on_loop
+async def test_a_cooldown_of_what_could_not_be_reached_ends_when_it_can() -> None:
+    """Refused calls say what a probe can disprove: an engine that is back serves at once."""
+    engine, _ = await probed()
+    async with site(engine, config=pool(engine), probe_interval_s=60.0) as s:
+        probe, state = s.gateway.probes[0], s.router.backends.by_id["a"]
+        await engine.stop()
+        await until(lambda: probe._link.upstream.statistics().connections == 0)
+        for n in range(3):
+            await s.chat(f"p{n}")
+        assert (state.health, state.is_cooling) == ("down", True)
+        await engine.start()
+        await probe.poll()
         assert state.health == "up"
+        assert (await s.chat("p")).status == 200
 
 
 @on_loop

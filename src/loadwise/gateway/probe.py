@@ -4,8 +4,8 @@ A signal that cannot be read is absent, never zero. Readings that did not change
 signal's age says when it was last known to be true.
 
 A backend is called down when nobody listens there, or after `MISSES_MAX` looks in a row without a good answer: a busy
-engine may be slow to show its metrics. It is called up by whom it was called down: a cooldown that failed calls have
-earned it is the router's, and runs out by itself.
+engine may be slow to show its metrics. A cooldown that failed calls have earned it is the router's, and runs out by itself:
+that the backend can be reached says nothing of the calls that it does not answer.
 """
 
 import asyncio
@@ -152,7 +152,7 @@ class Probe:
         state = self._host.router.backends.by_id.get(self.backend_id)
         if state is None or state.health is not BackendHealth.DOWN:
             self._has_said_down = False
-        elif self._has_said_down or not state.is_cooling:
+        elif self._has_said_down or not (state.is_cooling and state.has_failed_calls):
             self._has_said_down = False
             self._post(BackendHealth.UP, "")
 

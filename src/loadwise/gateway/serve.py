@@ -190,7 +190,7 @@ def _open_journal(
         raise JournalError(f"journal {str(path)!r} cannot be made: {error}") from error
     index = Index(path / "index.sqlite")
     closers.callback(index.close)
-    writer, recovered = resume(path, header, index=index, keep_segments=gateway.keep_segments)
+    writer, recovered = resume(path, header, index=index, keep_segments=gateway.keep_segments, ends_with_snapshot=True)
     _tell_messages(writer, closers, ticker, say)
     closers.callback(writer.close)
     for message in (*index.messages, *recovered.messages):
