@@ -26,6 +26,14 @@ class FullDisk:
         self.inner, self.at = s.host.journal, at
         s.host.journal = self
 
+    @property
+    def dump(self) -> Any:
+        return self.inner.dump
+
+    @dump.setter
+    def dump(self, value: Any) -> None:
+        self.inner.dump = value
+
     def append(self, event: Event, commands: list[Command]) -> int:
         if self.at == "append":
             raise JournalError("no space left", code="journal_failed")

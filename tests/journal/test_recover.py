@@ -1,6 +1,7 @@
 """After any death of its writer, a journal gives back the machine that wrote it."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -321,3 +322,24 @@ def test_a_snapshot_that_cannot_be_written_is_a_message(tmp_path: Path, monkeypa
         write(writer, machine, life(6))
     assert "snapshot of segment 2 was not written: [Errno 28] No space left on device" in writer.messages
     assert recover(tmp_path / "j", make_machine).machine.dump() == machine.dump()
+
+
+def test_a_segment_torn_inside_its_header_is_dropped(tmp_path: Path) -> None:
+    """Cut at any byte of a segment that has no entry yet, the journal ends with the segment before it."""
+    source = tmp_path / "whole"
+    writer, recovered = resume(source, header(), make_machine)
+    write(writer, recovered.machine, life(6))
+    n_entries = writer.last_sequence
+    writer.rotate()
+    writer.close()
+    last = sorted(source.glob("*.journal"))[-1]
+    raw = last.read_bytes()
+    for n_bytes in range(len(raw)):
+        path = tmp_path / str(n_bytes)
+        shutil.copytree(source, path)
+        (path / last.name).write_bytes(raw[:n_bytes])
+        assert sum(1 for _ in read(path)) == n_entries
+        again, found = resume(path, header(), make_machine)
+        assert found.next_sequence == n_entries + 1
+        assert any("torn tail" in message for message in found.messages)
+        again.close()

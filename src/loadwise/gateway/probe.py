@@ -4,8 +4,8 @@ A signal that cannot be read is absent, never zero. Readings that did not change
 signal's age says when it was last known to be true.
 
 A backend is called down when nobody listens there, or after `MISSES_MAX` looks in a row without a good answer: a busy
-engine may be slow to show its metrics. A cooldown that failed calls have earned it is the router's, and runs out by itself:
-that the backend can be reached says nothing of the calls that it does not answer.
+engine may be slow to show its metrics. A cooldown that failed calls have earned it is the router's, and runs out by
+itself: that the backend can be reached says nothing of the calls that it does not answer.
 """
 
 import asyncio
