@@ -2,7 +2,7 @@
 
 Each call has its first token after `first_token_s` and then `tokens_per_s`; what others do does not matter to it. Calls
 beyond the account's limits are refused with 429 at once, over a sliding minute as providers count: requests when they
-arrive, tokens as prompt plus answer. A prefix counts as cached if its program's last call ended less than `cache_s` ago.
+arrive, tokens as prompt plus answer. A prefix is cached for `cache_s` from the end of its last use by the program.
 """
 
 import math
