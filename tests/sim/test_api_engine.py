@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadwise.kernel.errors import ConfigError, RateLimited
-from loadwise.sim.api_engine import ApiEngine, ApiEngineSpec
+from loadwise.kernel.errors import ConfigError
+from loadwise.sim.api_engine import ApiEngine, ApiEngineSpec, RateLimited
 from loadwise.sim.engine import ContextTooLong, EngineRequest
 from loadwise.sim.scenario import parse_scenario
 from loadwise.sim.simulate import simulate

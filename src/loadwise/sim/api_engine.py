@@ -8,13 +8,20 @@ arrive, tokens as prompt plus answer. A prefix is cached for `cache_s` from the 
 import math
 from collections import OrderedDict, deque
 
-from loadwise.kernel.errors import ConfigError, LawBroken, RateLimited
+from loadwise.kernel.errors import ConfigError, LawBroken, Overloaded
 from loadwise.kernel.fact import Fact
 
 from .engine import ContextTooLong, EngineRequest, Output, Step
 
 WINDOW_S = 60.0
 _MAX_PROGRAMS = 100_000
+
+
+class RateLimited(Overloaded):
+    """A limit of the account is reached."""
+
+    status = 429
+    code = "rate_limited"
 
 
 class ApiEngineSpec(Fact, frozen=True, kw_only=True, tag_field="kind", tag="api"):
