@@ -52,11 +52,13 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.holders)
     @rule(data=st.data())
     def give_back(self, data: st.DataObject) -> None:
-        """Blocks without users queue up in the order in which they come, their names intact."""
+        """Blocks without users queue up in the order in which they come, nameless ones in front, names intact."""
         blocks = self.holders.pop(data.draw(st.integers(0, len(self.holders) - 1)))
         self.pool.give_back(reversed(blocks))
         in_use = {block for holder in self.holders for block in holder}
-        self.queue += [block for block in reversed(blocks) if block not in in_use]
+        free = [block for block in reversed(blocks) if block not in in_use]
+        self.queue = [block for block in free[::-1] if block not in self.name_of] + self.queue
+        self.queue += [block for block in free if block in self.name_of]
 
     @invariant()
     def agrees(self) -> None:

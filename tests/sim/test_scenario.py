@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from loadwise.kernel.errors import ConfigError
 from loadwise.kernel.streams import Streams
+from loadwise.sim.api_engine import ApiEngineSpec
 from loadwise.sim.draw import Draw, sample, sample_count, sample_seconds
 from loadwise.sim.hardware import HardwareSpec
 from loadwise.sim.report import percentile
@@ -129,7 +130,7 @@ def test_format_document_names_every_field() -> None:
         SimpleEngineSpec,
         ServersEngineSpec,
     ]
-    parts += [VllmEngineSpec, HardwareSpec, StepCost, Draw]
+    parts += [VllmEngineSpec, ApiEngineSpec, HardwareSpec, StepCost, Draw]
     parts += [type(getattr(parse_scenario(GOOD), name)) for name in ("verdicts", "signals", "selector")]
     from loadwise.sim.scenario import Failure
 

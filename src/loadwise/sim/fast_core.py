@@ -3,14 +3,14 @@
 Why this is the same machine as `vllm_engine` (and tested to be, hit by hit and instant by instant):
 
 * A program's context only grows, and its blocks are freed together, tail first. So all its cached blocks are neighbours
-  in the queue of free blocks, and the queue is a list of *segments*, each eaten from its tail. A block that is left
-  over when a segment is hit (the last one, which was not full) keeps its place as a node of its own.
+  in the queue of free blocks, and the queue is a list of *segments*, each eaten from its tail. Blocks without a name
+  (the last one of a context, which was not full) stand before them all, so it is enough to count them.
 * Requests that decode get one token each in every step. So an engine counts its decode steps; a request stores its
   offset to that counter and its value at its last token; who needs a new block when is known from the remainder of the
   offset by the block size. A step costs the same whether 2 or 200 decode.
 * Whoever is preempted is the last that entered and has nothing yet in this step, so one need only pop the tail while
-  the blocks needed by all that run exceed the free ones; in which order blocks are taken and given back is all the same
-  to a first-in-first-out queue.
+  the blocks needed by all that run exceed the free ones. Blocks are taken afterwards: when somebody is preempted, all
+  that was free before is taken in any case.
 * A system prompt that all programs share is held by somebody whenever a block is evicted, so it is never evicted.
 
 Required for that, and checked by `fast_run`: first come first served, no hybrid states, no limit on prompt chunks but
@@ -265,7 +265,7 @@ def enter(m: Words, e: int, agent: int, budget: int) -> int:
     n_hit = 0
     n_blocks = 0
     if m[e + IS_SHARED_READY]:
-        n_blocks = take_hit(m, e, m[agent + PROGRAM], (n_tokens - 1) // size - shared)
+        n_blocks = take_hit(m, e, m[agent + PROGRAM])
         n_hit = (n_blocks + shared) * size
     else:
         m[e + IS_SHARED_READY] = 1

@@ -7,22 +7,19 @@ from .fast_state import (
     BLOCK_SIZE,
     DUE,
     FINISH,
-    FIRST_SPARE,
     FREE,
     LEFT,
+    LOOSE,
     N_BLOCKS,
     N_DECODING,
     N_DUE,
-    N_FULL,
     N_LEFT,
     N_NODE,
-    N_SPARE,
     NODES,
     ORDER,
     QUEUE,
     RIGHT,
     SHARED_BLOCKS,
-    SPARE,
     Reals,
     Words,
 )
@@ -149,8 +146,11 @@ def remove_finish(m: Words, engine: int, agent: int) -> None:
 
 @compilable
 def evict(m: Words, engine: int, n: int) -> None:
-    """Take `n` blocks from the front of the queue."""
+    """Take `n` blocks from the front of the queue: nameless ones first, then the longest unused."""
     m[engine + FREE] -= n
+    loose = min(n, m[engine + LOOSE])
+    m[engine + LOOSE] -= loose
+    n -= loose
     queue = m[engine + QUEUE]
     while n > 0:
         node = m[queue + RIGHT]
@@ -164,26 +164,23 @@ def evict(m: Words, engine: int, n: int) -> None:
 
 @compilable
 def drop_node(m: Words, node: int) -> None:
-    """Take a node out of its queue; nameless ones can be used again."""
+    """Take a node out of its queue."""
     right, left = m[node + RIGHT], m[node + LEFT]
     m[left + RIGHT] = right
     m[right + LEFT] = left
     m[node + N_BLOCKS] = 0
-    if node >= m[FIRST_SPARE]:
-        m[m[SPARE] + m[N_SPARE]] = node
-        m[N_SPARE] += 1
 
 
 @compilable
 def append_segment(m: Words, engine: int, program: int, n_blocks: int, n_computed: int) -> None:
-    """A program's blocks queue up at the end, its tail first."""
-    node = m[engine + NODES] + N_NODE * program
-    m[node + N_BLOCKS] = n_blocks
-    m[node + N_FULL] = n_computed // m[BLOCK_SIZE] - m[SHARED_BLOCKS]
+    """A program's full blocks queue up at the end, its tail first; a last one that is not full has no name."""
+    n_full = max(n_computed // m[BLOCK_SIZE] - m[SHARED_BLOCKS], 0)
     m[engine + FREE] += n_blocks
-    if n_blocks > 0:
-        queue = m[engine + QUEUE]
+    m[engine + LOOSE] += n_blocks - n_full
+    if n_full > 0:
+        node, queue = m[engine + NODES] + N_NODE * program, m[engine + QUEUE]
         left = m[queue + LEFT]
+        m[node + N_BLOCKS] = n_full
         m[node + LEFT] = left
         m[node + RIGHT] = queue
         m[left + RIGHT] = node
@@ -191,26 +188,14 @@ def append_segment(m: Words, engine: int, program: int, n_blocks: int, n_compute
 
 
 @compilable
-def take_hit(m: Words, engine: int, program: int, most: int) -> int:
-    """Take what is left of a program's full blocks out of the queue; a block left over stays where it stands."""
+def take_hit(m: Words, engine: int, program: int) -> int:
+    """Take what is left of a program's blocks out of the queue.
+
+    A context only grows, and its last token is never computed before the next request, so all of them are hits.
+    """
     node = m[engine + NODES] + N_NODE * program
-    there = m[node + N_BLOCKS]
-    if there == 0:
-        return 0
-    hit = max(min(there, m[node + N_FULL], most), 0)
-    m[engine + FREE] -= hit
-    rest = there - hit
-    if rest == 0:
+    hit = m[node + N_BLOCKS]
+    if hit > 0:
         drop_node(m, node)
-        return hit
-    n = m[N_SPARE] - 1
-    m[N_SPARE] = n
-    spare = m[m[SPARE] + n]
-    right, left = m[node + RIGHT], m[node + LEFT]
-    m[node + N_BLOCKS] = 0
-    m[spare + N_BLOCKS] = rest
-    m[spare + LEFT] = left
-    m[spare + RIGHT] = right
-    m[left + RIGHT] = spare
-    m[right + LEFT] = spare
+        m[engine + FREE] -= hit
     return hit

@@ -137,10 +137,7 @@ class FastRun:
         self._finish = self._due + at.N_DUE_ENTRY * n_agents
         self._phase = self._finish + n_engines * n_agents
         self._nodes = self._phase + n_engines * self.specs[0].block_tokens
-        self._spare_nodes = self._nodes + at.N_NODE * n_engines * (n_programs + 2)
-        n_spare = sum(spec.n_blocks for spec in self.specs)
-        self._spare = self._spare_nodes + at.N_NODE * n_spare
-        self._log = self._spare + n_spare
+        self._log = self._nodes + at.N_NODE * n_engines * (n_programs + 1)
         return self._log + at.N_LOG * n_log
 
     def _fill_header(self, n_agents: int) -> None:
@@ -153,21 +150,16 @@ class FastRun:
         )
         m[at.SHARED_BLOCKS] = self.programs.shared_tokens // spec.block_tokens
         m[at.ENGINES], m[at.DUE], m[at.LOG] = self._engines, self._due, self._log
-        m[at.SPARE], m[at.FIRST_SPARE] = self._spare, self._spare_nodes
         m[at.NEXT_PROGRAM] = n_agents
-        n_spare = (self._spare - self._spare_nodes) // at.N_NODE
-        m[at.N_SPARE] = n_spare
-        self.memory[self._spare : self._log] = self._spare_nodes + at.N_NODE * np.arange(n_spare - 1, -1, -1)
 
     def _fill_engine(self, i: int, spec: VllmEngineSpec) -> None:
         m, f, e = self._m, self._f, self._engines + at.N_ENGINE * i
-        n_nodes = len(self.programs) + 2
+        n_nodes = len(self.programs) + 1
         nodes = self._nodes + at.N_NODE * n_nodes * i
-        queue, fresh = nodes + at.N_NODE * (n_nodes - 2), nodes + at.N_NODE * (n_nodes - 1)
+        queue = nodes + at.N_NODE * (n_nodes - 1)
         m[e + at.NODES], m[e + at.QUEUE] = nodes, queue
-        m[queue + at.RIGHT] = m[queue + at.LEFT] = fresh
-        m[fresh + at.RIGHT] = m[fresh + at.LEFT] = queue
-        m[fresh + at.N_BLOCKS] = m[e + at.FREE] = spec.n_blocks
+        m[queue + at.RIGHT] = m[queue + at.LEFT] = queue
+        m[e + at.FREE] = m[e + at.LOOSE] = spec.n_blocks
         m[e + at.FINISH] = self._finish + m[at.N_AGENTS] * i
         m[e + at.PHASE] = self._phase + spec.block_tokens * i
         for end in (e + at.RUNNING, e + at.WAITING):

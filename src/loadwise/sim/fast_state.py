@@ -33,12 +33,9 @@ Reals = MutableSequence[float]
     N_DUE,
     DUE,
     LOG,
-    N_SPARE,
-    SPARE,
-    FIRST_SPARE,
     ENGINES,
-) = range(24)
-"""Header. `DUE`, `LOG`, `SPARE` and `ENGINES` are the places where those things begin."""
+) = range(21)
+"""Header. `DUE`, `LOG` and `ENGINES` are the places where those things begin."""
 N_HEADER = 24
 
 (
@@ -82,8 +79,9 @@ in running order, that still reads. `STEPS`: length of the macro-step under way.
 agents begins, the next to finish first. `NODES`: where the segments of programs begin. Words 12 to 15 are the ends of
 two lists, so that an engine's handle plus `RUNNING` or `WAITING` can stand for an agent."""
 RUNNING, WAITING = 0, 2
-QUEUE, PHASE, BEGUN_AT_S, FIRST_STEP_S, GROWTH_S, ENDS_AT_S, COSTS = range(16, 23)
-"""`QUEUE`: the node at which the queue of free blocks begins and ends. `PHASE`: where it is counted how many decoding
+QUEUE, LOOSE, PHASE, BEGUN_AT_S, FIRST_STEP_S, GROWTH_S, ENDS_AT_S, COSTS = range(16, 24)
+"""`QUEUE`: the node at which the queue of free blocks with names begins and ends. `LOOSE`: free blocks without a name,
+which stand before it and need no order. `PHASE`: where it is counted how many decoding
 agents need a block when the counter has which remainder by the block size."""
 (
     FIXED,
@@ -104,8 +102,8 @@ agents need a block when the counter has which remainder by the block size."""
 """Of a `StepCost`, in this order."""
 N_ENGINE = COSTS + 14
 
-RIGHT, LEFT, N_BLOCKS, N_FULL = range(4)
-"""A node of a queue of free blocks: neighbours, blocks in the queue, full blocks that it had when it was put there."""
+RIGHT, LEFT, N_BLOCKS = range(3)
+"""A node of a queue of free blocks: neighbours, and a program's blocks in the queue."""
 N_NODE = 4
 
 N_DUE_ENTRY = 2

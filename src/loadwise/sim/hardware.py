@@ -25,7 +25,9 @@ from .step_time import StepCost
 Precision = Literal["bf16", "fp8"]
 GIB = 2**30
 OVERHEAD_BYTES = 4 * GIB
-"""Activations, graphs and what is not PyTorch's, beside weights and KV."""
+"""Activations, graphs and what is not PyTorch's, beside weights and KV, on each GPU."""
+MIXTURE_OVERHEAD_BYTES = OVERHEAD_BYTES + 5 * GIB // 2
+"""Mixtures of experts need more activations; 2.5 GiB is the difference that inference-sim (BLIS) makes."""
 BLOCK_TOKENS = 16
 SCAN_S_PER_TOKEN_H200 = 63e-9
 """A linear-attention layer's work per prompt token: 129 us for 2,048 tokens (kernel table, H200, Qwen3.6-27B)."""
@@ -126,10 +128,13 @@ class Constants(Fact, frozen=True, kw_only=True):
     request_s: float
     host_s: float = 0.0
     host_request_s: float = 0.0
+    experts: float = 0.4
+    """Share of the bandwidth at which experts of a mixture are read. Chosen so that GLM-4.6 on 8 H100 meets the rate
+    that ThunderAgent's Fig. 1 has for 24 programs; no kernel table was at hand."""
     source: str
 
     def __post_init__(self) -> None:
-        for name in ("weights", "compute", "kv", "wide_kv", "attention", "state"):
+        for name in ("weights", "compute", "kv", "wide_kv", "attention", "state", "experts"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ConfigError(f"constants {name} of {self.gpu} is {value!r}; it must be a finite number > 0")
@@ -218,7 +223,8 @@ class HardwareSpec(Fact, frozen=True, kw_only=True):
     def kv_tokens(self) -> int:
         """Tokens that the KV pool holds; states of hybrid models come out of it."""
         model = self.model_facts
-        each = self.memory_ratio * self.gpu_facts.memory_gib * GIB - OVERHEAD_BYTES
+        overhead = MIXTURE_OVERHEAD_BYTES if model.expert_g else OVERHEAD_BYTES
+        each = self.memory_ratio * self.gpu_facts.memory_gib * GIB - overhead
         rest = self.n_gpus * each - model.weight_bytes(self.precision)
         return max(int(rest / model.kv_bytes_per_token), 0)
 
@@ -249,7 +255,7 @@ def step_cost(gpu: Gpu, model: Model, precision: Precision, constants: Constants
     return StepCost(
         fixed_s=constants.fixed_s + constants.layer_s * model.layers + n_exchanges * gpu.link_s,
         weights_s=model.read_bytes(precision) / (bandwidth * constants.weights),
-        expert_weights_s=model.expert_bytes(precision) / (bandwidth * constants.weights),
+        expert_weights_s=model.expert_bytes(precision) / (bandwidth * constants.experts),
         expert_ratio=model.expert_ratio,
         token_s=n_exchanges * ring_bytes / (gpu.link_gb_per_s * 1e9),
         gemm_s_per_token=2 * model.linear_g * 1e9 / (peak * constants.compute),

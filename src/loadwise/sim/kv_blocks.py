@@ -1,8 +1,9 @@
 """The pool of KV blocks: reference counts, names of full blocks, and the queue in which free ones wait to be reused.
 
-As in vLLM V1 (`v1/core/block_pool.py`): a freed block keeps its name and goes to the end of the queue; whoever needs a
-block takes the first of the queue, and only then its name is forgotten (lazy, least recently used eviction). A block
-that is found by name while it waits leaves the queue from wherever it stands. Equal content computed twice stays twice.
+As in vLLM V1 (`v1/core/block_pool.py`, 0.32): a freed block keeps its name and goes to the end of the queue, or to its
+front if it has none; whoever needs a block takes the first of the queue, and only then its name is forgotten (lazy,
+least recently used eviction). A block that is found by name while it waits leaves the queue from wherever it stands.
+Equal content computed twice stays twice.
 """
 
 from collections import OrderedDict
@@ -63,13 +64,15 @@ class BlockPool:
         self._n_users[block] += 1
 
     def give_back(self, blocks: Iterable[int]) -> None:
-        """One user less of each; those without users queue up in this order."""
+        """One user less of each; those without users queue up in this order, nameless ones in front."""
         for block in blocks:
             if self._n_users[block] < 1:
                 raise LawBroken("L4", f"block {block} is given back by nobody")
             self._n_users[block] -= 1
             if self._n_users[block] == 0:
                 self._free[block] = None
+                if self._name[block] is None:
+                    self._free.move_to_end(block, last=False)
 
     def name(self, block: int, name: int) -> None:
         """Say what a block that is full holds."""

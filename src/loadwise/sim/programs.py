@@ -7,6 +7,7 @@ which drives any `Engine`, and the fast one (`fast_core`), which must agree with
 """
 
 import heapq
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -145,10 +146,12 @@ class _Loop:
         for agent in self.agents:
             self._start(agent, STAGGER_S * agent.number)
 
-    def run(self) -> float:
+    def run(self, until_s: float) -> float:
         now_s = 0.0
         while len(self.rows) < self.max_calls:
             wake_at_s = min(self._wake_at_s)
+            if min(wake_at_s, self._due[0][0] if self._due else wake_at_s) > until_s:
+                break
             if self._due and self._due[0][0] <= wake_at_s:
                 now_s, number = heapq.heappop(self._due)
                 self._ask(self.agents[number], now_s)
@@ -209,19 +212,25 @@ class _Loop:
 
 
 def run_by_block(
-    engines: Sequence[Engine], programs: Programs, n_agents: int, *, max_calls: int | None = None
+    engines: Sequence[Engine],
+    programs: Programs,
+    n_agents: int,
+    *,
+    max_calls: int | None = None,
+    until_s: float = math.inf,
 ) -> CallLog:
     """Run programs on engines of any kind, step by step.
 
     Args:
         n_agents: Programs under way at once.
         max_calls: Stop after so many; all where absent.
+        until_s: Nothing happens later.
     """
     programs.check()
     if n_agents < 1 or not engines:
         raise ConfigError(f"{n_agents} agents on {len(engines)} engines; there must be at least one of each")
     loop = _Loop(engines, programs, n_agents, programs.n_calls if max_calls is None else max_calls)
-    end_s = loop.run()
+    end_s = loop.run(until_s)
     columns: list[Any] = list(zip(*loop.rows, strict=True)) or [()] * 8
     ints, floats = np.int64, np.float64
     return CallLog(

@@ -18,6 +18,7 @@ from loadwise.kernel.pool import BackendSpec, ModelSpec
 from loadwise.kernel.streams import Streams
 from loadwise.settings import Config, parse_config, parse_yaml
 
+from .api_engine import ApiEngine, ApiEngineSpec
 from .draw import Quantity
 from .engine import Engine
 from .servers_engine import ServersEngine, ServersEngineSpec
@@ -29,7 +30,7 @@ from .workload import Trace, WorkloadSpec
 
 SCENARIO_VERSION = 1
 
-EngineSpec = SimpleEngineSpec | ServersEngineSpec | VllmEngineSpec
+EngineSpec = SimpleEngineSpec | ServersEngineSpec | VllmEngineSpec | ApiEngineSpec
 
 
 class SignalSpec(Fact, frozen=True, kw_only=True):
@@ -161,6 +162,8 @@ def open_engine(spec: EngineSpec, streams: Streams, name: str) -> Engine:
         return ServersEngine(spec, streams, name)
     if isinstance(spec, VllmEngineSpec):
         return VllmEngine(spec)
+    if isinstance(spec, ApiEngineSpec):
+        return ApiEngine(spec)
     return SimpleEngine(spec)
 
 

@@ -153,6 +153,7 @@ class Scheduler:
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
         self._most_new_tokens = long_prefill_token_threshold or max_num_batched_tokens
+        self._most_now = self._most_new_tokens
         self._reserve_full_isl = reserve_full_isl
         self._watermark_blocks = watermark_blocks
 
@@ -160,6 +161,9 @@ class Scheduler:
         """Hand out the tokens of one step; they count as computed from now on, as in vLLM."""
         plan = Plan()
         self.cache.begin_step()
+        # A request that is alone starves nobody, so it may read as much as it likes.
+        is_alone = len(self.running) + len(self.waiting) <= 1
+        self._most_now = self._max_num_batched_tokens if is_alone else self._most_new_tokens
         budget = self._schedule_running(plan)
         is_stopped = plan.has_preempted or self._schedule_waiting(plan, budget)
         for call in plan.calls:
@@ -288,7 +292,7 @@ class Scheduler:
             self.hit_tokens += n_hit
 
     def _n_new(self, call: Call, n_computed: int, budget: int) -> int:
-        n_new = min(call.n_tokens - n_computed, self._most_new_tokens, budget)
+        n_new = min(call.n_tokens - n_computed, self._most_now, budget)
         is_prefill = n_computed < max(call.request.prompt_tokens, call.n_tokens - 1)
         if self.cache.n_state_groups and self.cache.has_prefix_cache and is_prefill:
             return self._cut_at_block(call.n_tokens, n_computed, n_new)
