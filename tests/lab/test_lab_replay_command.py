@@ -104,6 +104,29 @@ def test_equal_seeds_give_equal_results(folder: Path, capsys: pytest.CaptureFixt
     assert replay(capsys, folder, *more, "--seed", "1")["points"] != first["points"]
 
 
+def test_without_a_compiler_the_result_is_the_same(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The policies themselves do what their compiled forms do."""
+    more = ["--orders", "4", "--passes", "3", "--policies", "linucb,lints,knn,table,acrouter,epsilon_greedy,pacer"]
+    more += ["--concurrency", "delayed", "--in-flight", "8"]
+    monkeypatch.setattr("loadwise.lab.experiment._COMPILE_FROM", 0)
+    compiled = replay(capsys, folder, *more)
+    monkeypatch.setattr("loadwise.lab.experiment.is_compilable", lambda: False)
+    assert replay(capsys, folder, *more) == compiled
+
+
+def test_the_smallest_stream_replays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One task, two models that cost nothing: no division by zero anywhere."""
+    folder = write(tmp_path, [row("t", model=model, cost_usd=0.0) for model in ("small", "big")])
+    capsys.readouterr()
+    stream = ["--stream", "swe", "--models", "big,small", "--json", "--orders", "2"]
+    assert main(["lab", "replay", "--outcomes", str(folder), *stream]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["n_tasks"] == 1
+    assert all(one["hull_gain_pp"] == 0.0 for one in result["points"])
+
+
 @pytest.mark.parametrize("arm", [["--delay", "30"], ["--concurrency", "batch", "--in-flight", "30"]])
 def test_late_verdicts_are_worth_less(folder: Path, arm: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """One pass over sixty tasks with half of them in the dark is worse than hearing each at once."""
