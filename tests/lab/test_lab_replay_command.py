@@ -181,6 +181,8 @@ def test_a_task_without_some_model_is_left_out(tmp_path: Path, capsys: pytest.Ca
         (["--delay", "-3"], "delay is -3"),
         (["--cost-weights", "a"], "numbers separated by commas"),
         (["--cost-weights", "nan"], "cost weight nan"),
+        (["--cost-weights", "1e6"], "the limit of a reward is 1e+06"),
+        (["--plot", "picture.gif"], "must end in one of .png, .svg, .pdf"),
         (["--embedder", "nope"], "embedder 'nope' is unknown"),
         (["--outcomes", "/no/such/folder"], "'/no/such/folder' does not exist"),
         (["--markdown", "/no/such/folder/x.md"], "cannot be written"),

@@ -11,6 +11,8 @@ from .output import add_json_flag, columns, put, put_json, say
 if TYPE_CHECKING:
     from loadwise.lab.experiment import Result
 
+PLOTS = (".png", ".svg", ".pdf")
+
 DESCRIPTION = "Experiments on measured outcomes and simulated load."
 
 
@@ -66,6 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
     weights = COST_WEIGHTS if arguments.cost_weights is None else _floats("--cost-weights", arguments.cost_weights)
     for path in (arguments.markdown, arguments.plot):
         _require_place(path)
+    if arguments.plot is not None and Path(arguments.plot).suffix not in PLOTS:
+        raise ConfigError(f"--plot is {arguments.plot!r}; it must end in one of {', '.join(PLOTS)}")
     config = ReplayConfig(
         outcomes=arguments.outcomes,
         families=_names(arguments.stream),

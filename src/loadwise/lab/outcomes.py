@@ -15,6 +15,9 @@ from loadwise.kernel.errors import ConfigError
 TEXT_COLUMNS = ("task_id", "family", "domain", "model", "agent")
 COLUMNS = (*TEXT_COLUMNS, "trial", "success", "cost_usd")
 """What every outcomes file must have; other columns are not read."""
+KEYS = ("task_id", "family", "model", "agent", "trial")
+"""What names a run: never null."""
+COST_MAX_USD = 1e9
 
 _ROWS_MAX = 20_000_000
 
@@ -133,6 +136,9 @@ def _open(path: Path, columns: Sequence[str], texts: Sequence[str], families: Se
         ]
     except (pa.ArrowException, OSError) as error:
         raise ConfigError(f"{str(path)!r} cannot be read as Parquet: {error}") from error
+    for name, array in zip(columns, arrays, strict=True):
+        if name in KEYS and array.null_count:
+            raise ConfigError(f"{str(path)!r}: column {name!r} has {array.null_count} nulls; it may have none")
     table = pa.table(dict(zip(columns, arrays, strict=True)))
     if "family" not in columns:
         return table
@@ -186,12 +192,14 @@ def _check(outcomes: Outcomes, has_no_cost: npt.NDArray[np.bool_], models: froze
         if model not in models:
             continue
         run = f"task {task_id!r} of {family!r}, model {model!r}, agent {agent!r}, trial {trial}"
-        if task_id is None or agent is None or trial < 0:
-            raise ConfigError(f"{run}: task_id and agent must be given and trial >= 0")
+        if trial < 0:
+            raise ConfigError(f"{run}: trial must be >= 0")
         if not 0.0 <= success <= 1.0:
             raise ConfigError(f"{run}: success is {success!r}; it must be in [0, 1]")
-        if not lacks_cost and not 0.0 <= cost_usd < float("inf"):
-            raise ConfigError(f"{run}: cost_usd is {cost_usd!r}; it must be finite and >= 0, or null where unknown")
+        if not lacks_cost and not 0.0 <= cost_usd <= COST_MAX_USD:
+            raise ConfigError(
+                f"{run}: cost_usd is {cost_usd!r}; it must be in [0, {COST_MAX_USD:g}], or null where unknown"
+            )
         if key in seen:
             raise ConfigError(f"{run}: there are two such rows")
         seen.add(key)
