@@ -210,6 +210,16 @@ def test_the_sample_of_the_format_replays(capsys: pytest.CaptureFixture[str]) ->
     assert result["config"]["n_embedded"] == 12
 
 
+def test_cold_is_a_replay_of_one_pass(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same flags, the same object under its own name."""
+    more = ["--orders", "2", "--policies", "linucb"]
+    capsys.readouterr()
+    assert main(["lab", "cold", *argv(folder, *more, "--json")[2:]]) == 0
+    cold = json.loads(capsys.readouterr().out)
+    assert cold == {**replay(capsys, folder, *more, "--passes", "1"), "name": "lab.cold"}
+    assert cold["config"]["scored"] == "only pass"
+
+
 def test_the_policy_too_is_chosen_on_the_other_half(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Among policies that make one attempt a task; a cascade's gain is bought with attempts and does not count."""
     more = ["--orders", "3", "--passes", "4", "--verification", "best"]
