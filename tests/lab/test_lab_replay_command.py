@@ -104,6 +104,29 @@ def test_equal_seeds_give_equal_results(folder: Path, capsys: pytest.CaptureFixt
     assert replay(capsys, folder, *more, "--seed", "1")["points"] != first["points"]
 
 
+def test_without_a_compiler_the_result_is_the_same(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The policies themselves do what their compiled forms do."""
+    more = ["--orders", "4", "--passes", "3", "--policies", "linucb,lints,knn,table,acrouter,epsilon_greedy,pacer"]
+    more += ["--concurrency", "delayed", "--in-flight", "8"]
+    monkeypatch.setattr("loadwise.lab.experiment._COMPILE_FROM", 0)
+    compiled = replay(capsys, folder, *more)
+    monkeypatch.setattr("loadwise.lab.experiment.is_compilable", lambda: False)
+    assert replay(capsys, folder, *more) == compiled
+
+
+def test_the_smallest_stream_replays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One task, two models that cost nothing: no division by zero anywhere."""
+    folder = write(tmp_path, [row("t", model=model, cost_usd=0.0) for model in ("small", "big")])
+    capsys.readouterr()
+    stream = ["--stream", "swe", "--models", "big,small", "--json", "--orders", "2"]
+    assert main(["lab", "replay", "--outcomes", str(folder), *stream]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["n_tasks"] == 1
+    assert all(one["hull_gain_pp"] == 0.0 for one in result["points"])
+
+
 @pytest.mark.parametrize("arm", [["--delay", "30"], ["--concurrency", "batch", "--in-flight", "30"]])
 def test_late_verdicts_are_worth_less(folder: Path, arm: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """One pass over sixty tasks with half of them in the dark is worse than hearing each at once."""
@@ -158,6 +181,8 @@ def test_a_task_without_some_model_is_left_out(tmp_path: Path, capsys: pytest.Ca
         (["--delay", "-3"], "delay is -3"),
         (["--cost-weights", "a"], "numbers separated by commas"),
         (["--cost-weights", "nan"], "cost weight nan"),
+        (["--cost-weights", "1e6"], "the limit of a reward is 1e+06"),
+        (["--plot", "picture.gif"], "must end in one of .png, .svg, .pdf"),
         (["--embedder", "nope"], "embedder 'nope' is unknown"),
         (["--outcomes", "/no/such/folder"], "'/no/such/folder' does not exist"),
         (["--markdown", "/no/such/folder/x.md"], "cannot be written"),
@@ -183,6 +208,16 @@ def test_the_sample_of_the_format_replays(capsys: pytest.CaptureFixture[str]) ->
     result = replay(capsys, sample, "--policies", "linucb", "--orders", "2", "--passes", "1")
     assert result["n_tasks"] == 24
     assert result["config"]["n_embedded"] == 12
+
+
+def test_cold_is_a_replay_of_one_pass(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same flags, the same object under its own name."""
+    more = ["--orders", "2", "--policies", "linucb"]
+    capsys.readouterr()
+    assert main(["lab", "cold", *argv(folder, *more, "--json")[2:]]) == 0
+    cold = json.loads(capsys.readouterr().out)
+    assert cold == {**replay(capsys, folder, *more, "--passes", "1"), "name": "lab.cold"}
+    assert cold["config"]["scored"] == "only pass"
 
 
 def test_the_policy_too_is_chosen_on_the_other_half(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -116,6 +116,28 @@ def test_contexts_know_family_domain_and_text(tmp_path: Path) -> None:
     assert not texted.x[1:, 7:].any()
 
 
+@pytest.mark.parametrize(
+    ("columns", "n_embedded"), [(["task_id", "text"], 1), (["task_id"], 0), (["task_id", "family"], 0)]
+)
+def test_texts_may_lack_what_they_can_do_without(tmp_path: Path, columns: list[str], n_embedded: int) -> None:
+    """Without a family a text is joined by its task alone; without texts there is no embedding."""
+    folder = write(tmp_path, pair("t"))
+    write_texts(folder, {"t": "mend it", "elsewhere": "no task of this stream"})
+    path = folder / "tasks" / "some.parquet"
+    pq.write_table(pq.read_table(path).select(columns), path)
+    assert make_contexts(read(folder), "hash", 16).n_embedded == n_embedded
+
+
+def test_texts_that_are_none_are_refused(tmp_path: Path) -> None:
+    """Numbers are no texts; a file of texts without ids belongs to nothing."""
+    folder = write(tmp_path, pair("t"))
+    (folder / "tasks").mkdir()
+    for columns, said in (({"task_id": ["t"], "text": [1]}, "'text' is of type int64"), ({"text": ["t"]}, "'task_id'")):
+        pq.write_table(pa.table(columns), folder / "tasks" / "some.parquet")
+        with pytest.raises(ConfigError, match=said):
+            read(folder)
+
+
 def spoil(folder: Path, column: str, values: pa.Array | None) -> Path:
     """Replace a column of the one file, or take it out."""
     path = folder / "outcomes" / "some.parquet"
@@ -139,8 +161,11 @@ def spoil(folder: Path, column: str, values: pa.Array | None) -> Path:
         ("cost_usd", pa.nulls(2), "1 a cost"),
         ("success", pa.array([1.5, 0.0]), "success is 1.5"),
         ("success", pa.array([None, 0.0], pa.float32()), "success is nan"),
-        ("trial", pa.array([-1, 0], pa.int16()), "trial >= 0"),
-        ("agent", pa.array([None, "a"]), "agent must be given"),
+        ("trial", pa.array([-1, 0], pa.int16()), "trial must be >= 0"),
+        ("agent", pa.array([None, "a"]), "'agent' has 1 nulls; it may have none"),
+        ("model", pa.array(["small", None]), "'model' has 1 nulls"),
+        ("trial", pa.array([None, 0], pa.int16()), "'trial' has 1 nulls"),
+        ("cost_usd", pa.array([1e10, 1.0]), "cost_usd is 10000000000.0; it must be in [0, 1e+09]"),
         ("model", pa.array(["small", "small"]), "model 'big' has no outcome in swe; known: small"),
         ("family", pa.array(["a", "b"]), "family 'swe' has no outcome; known: a, b"),
         ("task_id", pa.array(["one", "other"]), "2 lack a model"),

@@ -11,24 +11,29 @@ from .output import add_json_flag, columns, put, put_json, say
 if TYPE_CHECKING:
     from loadwise.lab.experiment import Result
 
+PLOTS = (".png", ".svg", ".pdf")
+
+EXPERIMENTS = {
+    "replay": ("replay measured outcomes through the policies of the stack: success against cost", 8),
+    "cold": ("the same over tasks that come once, from the first one on", 1),
+}
+"""What each does, and its default number of passes."""
+
 DESCRIPTION = "Experiments on measured outcomes and simulated load."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """One parser per experiment."""
+    """One parser for each of `EXPERIMENTS`."""
     experiments = parser.add_subparsers(dest="experiment", metavar="NAME", required=True)
-    replay = experiments.add_parser(
-        "replay",
-        help="replay measured outcomes through the policies of the stack",
-        description="Replay measured outcomes through the policies of the stack: success against cost.",
-        allow_abbrev=False,
-    )
-    _add_stream(replay)
-    _add_feedback(replay)
-    replay.add_argument("--passes", type=int, default=8, metavar="N", help="passes over the tasks (default 8)")
-    replay.add_argument("--markdown", metavar="FILE", help="write tables there")
-    replay.add_argument("--plot", metavar="FILE", help="draw success against cost there (.png, .svg, .pdf)")
-    add_json_flag(replay)
+    for name, (summary, n_passes) in EXPERIMENTS.items():
+        one = experiments.add_parser(name, help=summary, description=f"{summary.capitalize()}.", allow_abbrev=False)
+        _add_stream(one)
+        _add_feedback(one)
+        passes = f"passes over the tasks, the last is scored (default {n_passes})"
+        one.add_argument("--passes", type=int, default=n_passes, metavar="N", help=passes)
+        one.add_argument("--markdown", metavar="FILE", help="write tables there")
+        one.add_argument("--plot", metavar="FILE", help="draw success against cost there (.png, .svg, .pdf)")
+        add_json_flag(one)
 
 
 def _add_stream(parser: argparse.ArgumentParser) -> None:
@@ -66,6 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
     weights = COST_WEIGHTS if arguments.cost_weights is None else _floats("--cost-weights", arguments.cost_weights)
     for path in (arguments.markdown, arguments.plot):
         _require_place(path)
+    if arguments.plot is not None and Path(arguments.plot).suffix not in PLOTS:
+        raise ConfigError(f"--plot is {arguments.plot!r}; it must end in one of {', '.join(PLOTS)}")
     config = ReplayConfig(
         outcomes=arguments.outcomes,
         families=_names(arguments.stream),
@@ -90,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
     result = run_replay(config, say)
     _write(result, arguments.markdown, arguments.plot)
     if arguments.json:
-        put_json(as_json(result))
+        put_json(as_json(result, arguments.experiment))
     else:
         _show(result)
     return 0

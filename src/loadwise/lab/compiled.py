@@ -34,8 +34,8 @@ from .feedback import Episode
 from .kernel_tally import ACROUTER, GREEDY, TABLE
 from .replay import Choices, World
 
-SIMILAR_TASKS_MAX = 4096
-"""Tasks whose similarities are kept: their number squared, 8 bytes each."""
+SIMILAR_MAX = 4096
+"""Different contexts whose similarities are kept: their number squared, 8 bytes each."""
 
 _GRAMS = {"gram_all": 0, "gram_all_mean": 1, "landed": 2}
 
@@ -81,8 +81,10 @@ def compiled_replay(world: World, policy: object, n_learners: int, cost_weights:
     if kind in (Table, ACRouter, EpsilonGreedy):
         labels = _labels(world, options)
         return _Tally(world, options, n_learners, cost_weights, labels) if labels.max() < LABELS_MAX else None
-    if kind is Nearest and world.stream.n_tasks <= SIMILAR_TASKS_MAX:
-        return _Nearest(world, options, n_learners, cost_weights)
+    if kind is Nearest:
+        x, place = np.unique(world.contexts.x, axis=0, return_inverse=True)
+        if len(x) <= SIMILAR_MAX:
+            return _Nearest(world, options, n_learners, cost_weights, x, place.reshape(-1).astype(np.int64))
     return None
 
 
@@ -196,9 +198,18 @@ class _Tally(_Compiled):
 
 
 class _Nearest(_Compiled):
-    def __init__(self, world: World, options: NearestOptions, n_learners: int, cost_weights: Sequence[float]) -> None:
+    def __init__(
+        self,
+        world: World,
+        options: NearestOptions,
+        n_learners: int,
+        cost_weights: Sequence[float],
+        x: Array,
+        place: npt.NDArray[np.int64],
+    ) -> None:
         super().__init__(world, options, n_learners, cost_weights)
-        x = world.contexts.x
+        self._place = place
+        """Of each task among the different contexts x."""
         lengths = np.linalg.norm(x, axis=1, keepdims=True)
         units = np.divide(x, lengths, out=np.zeros_like(x), where=lengths > 0.0)
         self._similarity = np.round(units @ units.T, 9)
@@ -210,7 +221,7 @@ class _Nearest(_Compiled):
         _, draws = self._chance(len(episode.task), order, is_thompson=False)
         decisions, verdicts = _spread(episode)
         chance = (draws, self._price_rank, self._by_name)
-        rest = (self._similarity, self._sizes, self._numbers)
+        rest = (self._similarity, self._place, self._sizes, self._numbers)
         _nearest_kernel()(chosen, decisions, verdicts, self._outcomes, self._weights, chance, *rest)
         return chosen
 

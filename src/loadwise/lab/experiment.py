@@ -12,6 +12,7 @@ import numpy as np
 from loadwise.kernel.errors import ConfigError
 from loadwise.kernel.fact import Fact
 from loadwise.kernel.streams import Streams
+from loadwise.policy.ridge import REWARD_MAX
 
 from .arms import Arm, is_static, make_arms
 from .compiled import compiled_replay, is_compilable
@@ -110,6 +111,7 @@ def run_replay(config: ReplayConfig, say: Say = lambda _: None) -> Result:
     n_decisions = stream.n_tasks * config.n_passes * config.n_orders * len(config.cost_weights)
     if n_decisions > DECISIONS_MAX:
         raise ConfigError(f"{n_decisions} decisions of each policy are asked for; the limit is {DECISIONS_MAX}")
+    _require_learnable(stream, config.cost_weights)
     contexts = make_contexts(stream, config.embedder, config.n_components)
     say(f"{stream.n_tasks} tasks, {sum(stream.dropped.values())} dropped; agents {describe_agents(stream.agents)}")
     world = World(stream, contexts, config.n_passes, Streams(config.seed))
@@ -122,6 +124,17 @@ def run_replay(config: ReplayConfig, say: Say = lambda _: None) -> Result:
         scored.append(score_choices(stream, BEST, verification, 0.0, best_counts(stream)))
     judged = judge(stream, scored, config.n_draws, world.streams.at("bootstrap", 0))
     return Result(config, stream, judged, scored, _describe(config, world))
+
+
+def _require_learnable(stream: Stream, cost_weights: Sequence[float]) -> None:
+    """Rewards stay where learners keep their digits."""
+    dearest = float(stream.trial_cost_usd.max()) / stream.scale_usd
+    for weight in cost_weights:
+        if weight * dearest > REWARD_MAX:
+            raise ConfigError(
+                f"cost weight {weight!r} prices the dearest run, {dearest:.4g} times the mean of the dearest model, at"
+                f" {weight * dearest:.4g}; the limit of a reward is {REWARD_MAX:g}"
+            )
 
 
 def _replay_arm(world: World, config: ReplayConfig, feedback: FeedbackSpec, arm: Arm) -> list[Scored]:

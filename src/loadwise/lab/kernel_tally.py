@@ -110,14 +110,14 @@ def nearest_scores(
     similarity_min: float,
     room: Any,
 ) -> None:
-    """Scores from the similarities `near` (n,) of one task to all tasks; `room` holds the neighbours, (K, N) each."""
-    tasks, owners, rewards, n_learned = memory
+    """Scores from the similarities `near` of one context to all; `room` holds the neighbours, (K, N) each."""
+    seen, owners, rewards, n_learned = memory
     found, kept, kept_rewards = room
-    n_neighbours, capacity = kept.shape[1], len(tasks)
+    n_neighbours, capacity = kept.shape[1], len(seen)
     found[:] = 0
     for back in range(min(n_learned, capacity)):  # the latest first: it stays before equals
         place = (n_learned - 1 - back) % capacity
-        similarity, k = near[tasks[place]], owners[place]
+        similarity, k = near[seen[place]], owners[place]
         n = found[k]
         if similarity < similarity_min or (n == n_neighbours and similarity <= kept[k, n - 1]):
             continue
@@ -144,6 +144,7 @@ def replay_nearest(
     cost_weights: Array,
     chance: Any,
     similarity: Array,
+    context: Array,
     sizes: Any,
     numbers: Any,
 ) -> None:
@@ -154,7 +155,7 @@ def replay_nearest(
     capacity, n_learners, n_neighbours = sizes
     alpha, similarity_min, floor = numbers
     n_models = outcomes[2].shape[1]
-    tasks = np.zeros((n_learners, capacity), dtype=np.int64)
+    seen = np.zeros((n_learners, capacity), dtype=np.int64)
     owners = np.zeros((n_learners, capacity), dtype=np.int64)
     rewards = np.zeros((n_learners, capacity))
     n_learned = np.zeros(n_learners, dtype=np.int64)
@@ -171,14 +172,14 @@ def replay_nearest(
                 if not lost[s]:
                     c, k = learner[s], chosen[w, s]
                     place = n_learned[c] % capacity
-                    tasks[c, place], owners[c, place] = task[s], k
+                    seen[c, place], owners[c, place] = context[task[s]], k
                     rewards[c, place] = heard(s, task[s], k, cost_weights[w], decisions, outcomes)
                     n_learned[c] += 1
             c = learner[t]
             if floor > 0.0 and draws[t] < floor:
                 best = by_name[min(int(draws[t] / floor * n_models), n_models - 1)]
             else:
-                memory = (tasks[c], owners[c], rewards[c], n_learned[c])
-                nearest_scores(scores, similarity[task[t]], memory, alpha, similarity_min, room)
+                memory = (seen[c], owners[c], rewards[c], n_learned[c])
+                nearest_scores(scores, similarity[context[task[t]]], memory, alpha, similarity_min, room)
                 best = pick(scores, 1e-9, price_rank)
             chosen[w, t] = best

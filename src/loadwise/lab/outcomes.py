@@ -15,6 +15,9 @@ from loadwise.kernel.errors import ConfigError
 TEXT_COLUMNS = ("task_id", "family", "domain", "model", "agent")
 COLUMNS = (*TEXT_COLUMNS, "trial", "success", "cost_usd")
 """What every outcomes file must have; other columns are not read."""
+KEYS = ("task_id", "family", "model", "agent", "trial")
+"""What names a run: never null."""
+COST_MAX_USD = 1e9
 
 _ROWS_MAX = 20_000_000
 
@@ -66,17 +69,33 @@ def read_outcomes(folder: Path, families: Sequence[str], models: Sequence[str]) 
 def read_texts(folder: Path, families: Sequence[str]) -> dict[tuple[str, str], str]:
     """Texts by (family, task_id) from `folder/tasks/*.parquet`; empty where there is no such folder.
 
+    A file without a column `text` has no texts; one without `family` speaks of every family.
+
     Raises:
-        ConfigError: a file cannot be read, or its columns task_id, family and text are missing or not strings.
+        ConfigError: a file cannot be read, lacks `task_id`, or has a column of another type.
     """
     texts: dict[tuple[str, str], str] = {}
     for path in sorted((folder / "tasks").glob("*.parquet")):
-        table = _open(path, ("task_id", "family", "text"), ("task_id", "family", "text"), families)
-        rows = (table.column(name).to_pylist() for name in ("family", "task_id", "text"))
-        for family, task_id, text in zip(*rows, strict=True):
+        columns = [name for name in ("task_id", "family", "text") if name == "task_id" or name in _names(path)]
+        table = _open(path, columns, columns, families)
+        if "text" not in columns:
+            continue
+        rows = zip(table.column("task_id").to_pylist(), table.column("text").to_pylist(), strict=True)
+        named = table.column("family").to_pylist() if "family" in columns else [None] * table.num_rows
+        for (task_id, text), family in zip(rows, named, strict=True):
             if text:
-                texts[family, task_id] = text
+                texts.update({(one, task_id): text for one in ([family] if family is not None else families)})
     return texts
+
+
+def _names(path: Path) -> list[str]:
+    """The columns of a file; none where it cannot be read, which opening it says better."""
+    pa = _pyarrow()
+    try:
+        names: list[str] = pa.parquet.read_schema(path).names
+    except (pa.ArrowException, OSError):
+        return []
+    return names
 
 
 def _pyarrow() -> Any:
@@ -117,7 +136,12 @@ def _open(path: Path, columns: Sequence[str], texts: Sequence[str], families: Se
         ]
     except (pa.ArrowException, OSError) as error:
         raise ConfigError(f"{str(path)!r} cannot be read as Parquet: {error}") from error
+    for name, array in zip(columns, arrays, strict=True):
+        if name in KEYS and array.null_count:
+            raise ConfigError(f"{str(path)!r}: column {name!r} has {array.null_count} nulls; it may have none")
     table = pa.table(dict(zip(columns, arrays, strict=True)))
+    if "family" not in columns:
+        return table
     wanted = pa.compute.is_in(table.column("family"), value_set=pa.array(families, pa.large_string()))
     return table.filter(wanted)
 
@@ -168,12 +192,14 @@ def _check(outcomes: Outcomes, has_no_cost: npt.NDArray[np.bool_], models: froze
         if model not in models:
             continue
         run = f"task {task_id!r} of {family!r}, model {model!r}, agent {agent!r}, trial {trial}"
-        if task_id is None or agent is None or trial < 0:
-            raise ConfigError(f"{run}: task_id and agent must be given and trial >= 0")
+        if trial < 0:
+            raise ConfigError(f"{run}: trial must be >= 0")
         if not 0.0 <= success <= 1.0:
             raise ConfigError(f"{run}: success is {success!r}; it must be in [0, 1]")
-        if not lacks_cost and not 0.0 <= cost_usd < float("inf"):
-            raise ConfigError(f"{run}: cost_usd is {cost_usd!r}; it must be finite and >= 0, or null where unknown")
+        if not lacks_cost and not 0.0 <= cost_usd <= COST_MAX_USD:
+            raise ConfigError(
+                f"{run}: cost_usd is {cost_usd!r}; it must be in [0, {COST_MAX_USD:g}], or null where unknown"
+            )
         if key in seen:
             raise ConfigError(f"{run}: there are two such rows")
         seen.add(key)

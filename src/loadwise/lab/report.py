@@ -15,10 +15,10 @@ from .frontier import hull_vertices
 from .judge import Point, singles
 
 
-def as_json(result: Result) -> dict[str, Any]:
+def as_json(result: Result, experiment: str = "replay") -> dict[str, Any]:
     """The one object of `--json`; its keys are promised to outside checks."""
     return {
-        "name": "lab.replay",
+        "name": f"lab.{experiment}",
         "version": __version__,
         "commit": commit(),
         "machine": machine(),

@@ -50,9 +50,9 @@ class Stream(NamedTuple):
 
     @property
     def scale_usd(self) -> float:
-        """$0 of the reward: the mean cost per task of the dearest model; 1 where everything is free."""
+        """$0 of the reward: the mean cost per task of the dearest model; 1 where everything is (next to) free."""
         dearest = float(self.cost_usd.mean(axis=0).max())
-        return dearest if dearest > 0.0 else 1.0
+        return dearest if dearest >= 1e-12 else 1.0
 
 
 class AgentChoice(NamedTuple):
