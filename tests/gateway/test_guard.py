@@ -94,9 +94,11 @@ async def test_a_gateway_on_loopback_answers_to_its_names_only() -> None:
     async with site(Engine(), hosts=("gateway.test",)) as s:
         for host, is_known in HOSTS.items():
             for path in ("/v1/models", "/healthz", "/v1/models"):
-                answer = parse(await exchange(s.port, raw(host, path=path)))
-                assert answer.status == (200 if is_known else 403), host
-                assert is_known or answer.error["code"] == "host_not_allowed"
+                for browser in ("Accept-Language: *\r\n", "User-Agent: Mozilla/5.0 (X11)\r\n"):
+                    answer = parse(await exchange(s.port, raw(host, path=path, more=browser)))
+                    assert answer.status == (200 if is_known else 403), host
+                    assert is_known or answer.error["code"] == "host_not_allowed"
+            assert parse(await exchange(s.port, raw(host))).status == 200, "whoever is no browser may say any name"
         assert parse(await exchange(s.port, b"GET /healthz HTTP/1.0\r\n\r\n")).status == 200
         for n in range(3000):
             assert s.gateway.server.handler  # the set of known values is bounded

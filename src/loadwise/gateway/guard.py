@@ -2,10 +2,11 @@
 
 A browser says where a page comes from (`Origin`) whenever the page might read or change something; only listed origins
 are let in. A page whose own name has been pointed at us afterwards (DNS rebinding) is told by `Host`, which a browser
-takes from the page's address: on loopback it must be one by which we are known. Whoever is no browser sends no
-`Origin`, and reaches us by an address or a name of ours.
+takes from the page's address: on loopback it must be one by which we are known. That is asked of browsers only (they
+all say which language they want); whoever is no browser sends no `Origin` and may call us what it likes.
 """
 
+from collections.abc import Mapping
 from ipaddress import ip_address
 
 from loadwise.kernel.errors import CallerError
@@ -41,7 +42,7 @@ class Guard:
         """
         headers = exchange.headers
         host = headers.get(b"host")
-        if host is not None and host not in self.known_hosts:
+        if host not in self.known_hosts and host is not None and _is_browser(headers):
             self._require_host(host)
         origin = headers.get(b"origin")
         if origin is None:
@@ -68,6 +69,11 @@ class Guard:
             self.known_hosts = {None}
         if len(host) <= _KNOWN_MAX_BYTES:
             self.known_hosts.add(host)
+
+
+def _is_browser(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a browser may be asking: it always sends a language, whatever a page makes it say otherwise."""
+    return b"accept-language" in headers or headers.get(b"user-agent", b"").startswith(b"Mozilla/")
 
 
 def _grant(origin: bytes) -> bytes:
