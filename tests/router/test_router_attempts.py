@@ -7,7 +7,7 @@ from router_host import MODELS, Host, backend, find, kinds, make_stack
 
 from loadwise.kernel import commands as c
 from loadwise.kernel import events as e
-from loadwise.kernel.pool import BackendHealth
+from loadwise.kernel.pool import BackendHealth, ModelSpec, Price
 from loadwise.kernel.work import AttemptOutcome, TurnOutcome, Usage
 from loadwise.router.config import FeedbackConfig
 from loadwise.router.failure import RETRYABLE_STATUSES
@@ -500,3 +500,42 @@ def test_event_for_an_unknown_turn_is_counted():
     event = e.AttemptEnded(at_s=0.0, turn_id=99, attempt=1, outcome=AttemptOutcome.COMPLETED)
     assert h.send(event) == []
     assert h.router.counts.stale == 1
+
+
+@pytest.mark.parametrize("absurd", [{"prompt_tokens": 10**30}, {"completion_tokens": 10**9}, {"prompt_tokens": 1001}])
+@pytest.mark.parametrize("limit", ["kv_tokens", "context_tokens"])
+def test_usage_that_cannot_be_true_neither_blocks_the_backend_nor_is_billed(absurd, limit):
+    """The estimate of the prompt and what was promised of the answer stand instead; others start as before."""
+    kv_tokens, context_tokens = (1000, None) if limit == "kv_tokens" else (4000, 1000)
+    models = {"small": ModelSpec(usd_per_million=Price(input=1e6), context_tokens=context_tokens)}
+    h = Host(make_stack(backend("b", kv_tokens=kv_tokens), models=models, expected_tokens=1))
+    h.arrive("p", prompt_tokens=50, max_output_tokens=20)
+    h.end_attempt(1, usage=Usage(**{"prompt_tokens": 60, "completion_tokens": 7, **absurd}))
+    program = h.router.table.by_id["p"]
+    assert program.prompt_tokens == 50 and program.cost_usd == 50.0
+    assert program.completion_tokens == (20 if "completion_tokens" in absurd else 7)
+    assert h.router.admission.ledger.account_by_backend["b"].reserved <= 70
+    assert h.router.counts.malformed == 1
+    find(h.arrive("q", prompt_tokens=100), c.Dispatch)
+
+
+def test_usage_of_a_turn_that_was_called_off_is_doubted_as_any_other():
+    """Its backend and its promise are remembered with it."""
+    h = Host(make_stack(backend("b", kv_tokens=1000), expected_tokens=1))
+    h.serve("p", prompt_tokens=50)
+    h.arrive("p", prompt_tokens=50, max_output_tokens=20)
+    h.abandon(2)
+    h.end_attempt(2, "cancelled", usage=Usage(prompt_tokens=10**30, completion_tokens=10**30))
+    program = h.router.table.by_id["p"]
+    assert (program.prompt_tokens, program.completion_tokens) == (150, 30)
+
+
+def test_usage_on_a_backend_of_slots_is_believed_up_to_the_longest_context_there_is():
+    """Without a declared context or KV cache only what no engine has is doubted."""
+    h = Host(make_stack(backend("b", slots=4)))
+    h.arrive("p", prompt_tokens=50)
+    h.end_attempt(1, usage=Usage(prompt_tokens=16_000_000))
+    h.arrive("q", prompt_tokens=50)
+    h.end_attempt(2, usage=Usage(prompt_tokens=16_000_001))
+    by_id = h.router.table.by_id
+    assert (by_id["p"].prompt_tokens, by_id["q"].prompt_tokens) == (16_000_000, 50)

@@ -5,8 +5,9 @@ from typing import Any
 import msgspec
 
 from loadwise.kernel.work import Usage
+from loadwise.router.backends import CONTEXT_MAX_TOKENS
 
-from .openai import TOKENS_MAX, UNREADABLE, read_leniently
+from .openai import UNREADABLE, read_leniently
 
 
 class _Answer(msgspec.Struct):
@@ -32,23 +33,25 @@ def read_usage(body: bytes) -> Usage | None:
 
 
 def usage_of(said: Any) -> Usage | None:
-    """Usage as an engine said it, whatever that is, or None where there is no count of the prompt in it."""
+    """Usage as an engine said it, whatever that is, or None where no count of the prompt is in it, or one that cannot be."""
     if not isinstance(said, dict):
         return None
     prompt_tokens = _count(said.get("prompt_tokens"))
-    if prompt_tokens is None:
+    completion_tokens = _count(said.get("completion_tokens", 0))
+    if prompt_tokens is None or (completion_tokens is None and said["completion_tokens"] is not None):
         return None
     details = said.get("prompt_tokens_details")
     cached_tokens = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
     return Usage(
         prompt_tokens=prompt_tokens,
-        completion_tokens=_count(said.get("completion_tokens")) or 0,
+        completion_tokens=completion_tokens or 0,
         cached_tokens=min(cached_tokens or 0, prompt_tokens),
     )
 
 
 def _count(value: Any) -> int | None:
-    """A number of tokens, or None where it is none."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+    """A number of tokens, or None where it is none, or more than any engine can have counted."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value <= CONTEXT_MAX_TOKENS:
         return None
-    return int(min(max(value, 0), TOKENS_MAX))
+    n_tokens = int(max(value, 0))
+    return n_tokens if n_tokens == max(value, 0) else None

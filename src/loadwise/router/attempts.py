@@ -16,7 +16,7 @@ from .dispatching import Dispatching
 from .ending import Ending
 from .failure import UNREACHABLE, explain, is_fault, may_retry, patience_s
 from .lifecycle import Lifecycle
-from .program import CalledOff, Program, Turn, clamped_tokens
+from .program import CalledOff, Program, Turn, clamped_tokens, estimated_usage, usage_can_be_true
 
 
 class Attempts:
@@ -55,10 +55,11 @@ class Attempts:
 
     def _complete(self, turn: Turn, program: Program, event: e.AttemptEnded) -> None:
         desk = self._desk
-        assert turn.backend_id is not None
-        desk.backends.note_success(turn.backend_id)
+        backend_id = turn.backend_id
+        assert backend_id is not None
+        desk.backends.note_success(backend_id)
         self._ending.lift(turn, program)
-        context_tokens = self._charge(program, turn, event.usage)
+        context_tokens = self._charge(program, turn, backend_id, event.usage)
         program.n_turns += 1
         if not turn.is_side:
             program.context_tokens = context_tokens
@@ -72,10 +73,10 @@ class Attempts:
         self._ending.lift(turn, program)
         self._blame(backend_id, event)
         if event.outcome is AttemptOutcome.CANCELLED:
-            self._charge(program, turn, event.usage)
+            self._charge(program, turn, backend_id, event.usage)
             self._ending.end_turn(turn, TurnOutcome.CANCELLED, None)
         elif not self._retry(turn, program, backend_id, event):
-            self._charge(program, turn, event.usage)
+            self._charge(program, turn, backend_id, event.usage)
             self._ending.end_turn(turn, TurnOutcome.FAILED, explain(event, backend_id))
 
     def _charge_called_off(self, event: e.AttemptEnded) -> bool:
@@ -87,18 +88,21 @@ class Attempts:
         program = self._desk.table.by_id.get(called_off.program_id)
         if program is None or program.arrived_at_s != called_off.arrived_at_s:
             return False
-        self._charge(program, called_off, event.usage)
+        self._charge(program, called_off, called_off.backend_id, event.usage)
         return True
 
-    def _charge(self, program: Program, turn: Turn | CalledOff, usage: Usage) -> int:
+    def _charge(self, program: Program, turn: Turn | CalledOff, backend_id: BackendId | None, usage: Usage) -> int:
         """Add what the engine counted to the program. Returns the length of the context, in tokens."""
+        assert turn.model is not None
+        if usage.is_exact and not usage_can_be_true(usage, self._desk.backends.tokens_max(turn.model, backend_id)):
+            self._desk.counts.malformed += 1
+            usage = estimated_usage(turn, usage)
         prompt_tokens = clamped_tokens(usage.prompt_tokens if usage.is_exact else turn.prompt_tokens)
         completion_tokens = clamped_tokens(usage.completion_tokens)
         cached_tokens = min(clamped_tokens(usage.cached_tokens), prompt_tokens)
         program.prompt_tokens += prompt_tokens
         program.completion_tokens += completion_tokens
         program.cached_tokens += cached_tokens
-        assert turn.model is not None
         price = self._desk.backends.price(turn.model)
         program.cost_usd += price_usd(price, prompt_tokens, completion_tokens, cached_tokens)
         return prompt_tokens + completion_tokens

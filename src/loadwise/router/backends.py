@@ -23,6 +23,8 @@ COOLDOWN_START_S = 1.0
 COOLDOWN_MAX_S = 30.0
 UNRESPONSIVE_LIMIT = 3
 """Failed calls in a row (hangs, breaks before any byte, server errors) that take a backend down."""
+CONTEXT_MAX_TOKENS = 16_000_000
+"""No engine answers in a longer context, whatever its backend is counted in."""
 SIGNALS_MAX = 64
 """Names of signals remembered of one backend (law L15)."""
 
@@ -143,6 +145,16 @@ class Backends:
     def price(self, model_id: ModelId) -> Price:
         """The model's price."""
         return self.model_by_id[model_id].usd_per_million
+
+    def tokens_max(self, model_id: ModelId, backend_id: BackendId | None) -> int:
+        """More tokens than these cannot be in one context there, whatever the engine says."""
+        limit_tokens = CONTEXT_MAX_TOKENS
+        context_tokens = self.model_by_id[model_id].context_tokens
+        if context_tokens is not None and context_tokens < limit_tokens:
+            limit_tokens = context_tokens
+        state = None if backend_id is None else self.by_id.get(backend_id)
+        kv_tokens = None if state is None else state.spec.kv_tokens
+        return limit_tokens if kv_tokens is None else min(limit_tokens, kv_tokens)
 
     def stir(self, backend_id: BackendId) -> None:
         """Something of the backend came free, or may have."""

@@ -75,6 +75,8 @@ class Ending:
             arrived_at_s=program.arrived_at_s,
             model=turn.model,
             prompt_tokens=turn.prompt_tokens,
+            needed_tokens=turn.needed_tokens,
+            backend_id=turn.backend_id,
         )
         while len(called_off) > CALLED_OFF_MAX:
             del called_off[next(iter(called_off))]

@@ -8,7 +8,7 @@ import msgspec
 from loadwise.kernel.commands import ProgramRecord
 from loadwise.kernel.errors import LawBroken
 from loadwise.kernel.ids import BackendId, DecisionId, ModelId, ProgramId, TurnId
-from loadwise.kernel.work import EndReason, ProgramState, Verdict
+from loadwise.kernel.work import EndReason, ProgramState, Usage, Verdict
 
 _S = ProgramState
 
@@ -160,6 +160,8 @@ class CalledOff(msgspec.Struct, kw_only=True):
     """Of its program, so that a later one of the same name is not charged."""
     model: ModelId
     prompt_tokens: int
+    needed_tokens: int = 0
+    backend_id: BackendId | None = None
 
 
 class Turn(msgspec.Struct, kw_only=True):
@@ -198,3 +200,21 @@ class Turn(msgspec.Struct, kw_only=True):
     def key(self) -> str:
         """Under which its own reservation is held; no program id may contain the control character."""
         return f"{TURN_KEY_PREFIX}{self.turn_id}"
+
+
+def usage_can_be_true(usage: Usage, limit_tokens: int) -> bool:
+    """Whether no count of an engine is longer than a context can be there.
+
+    >>> usage_can_be_true(Usage(prompt_tokens=900, completion_tokens=7), 4096), usage_can_be_true(
+    ...     Usage(prompt_tokens=10**30), 4096
+    ... )
+    (True, False)
+    """
+    return usage.prompt_tokens <= limit_tokens and usage.completion_tokens <= limit_tokens
+
+
+def estimated_usage(turn: Turn | CalledOff, said: Usage) -> Usage:
+    """What stands for a usage that cannot be true: the prompt as estimated, and no longer an answer than was promised."""
+    promised_tokens = max(turn.needed_tokens - turn.prompt_tokens, 0)
+    completion_tokens = min(clamped_tokens(said.completion_tokens), promised_tokens)
+    return Usage(prompt_tokens=turn.prompt_tokens, completion_tokens=completion_tokens, is_exact=False)
