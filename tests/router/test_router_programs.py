@@ -429,3 +429,29 @@ SCENES = [
     _wait_for_another_replica,
     _verdicts,
 ]
+
+
+@pytest.mark.parametrize("verdict", ["pass", "fail"])
+def test_program_on_which_two_models_have_worked_teaches_nothing(verdict):
+    """The verdict is recorded, the decision undone: neither model has earned it alone (law L11)."""
+    h = Host(make_stack(backend("s", "small"), backend("l", "large")))
+    h.serve("p")
+    other = "large" if h.router.table.by_id["p"].model == "small" else "small"
+    h.serve("p", model=other)
+    h.serve("q")
+    h.finish("p")
+    assert "RecordCredit" not in kinds(h.judge("p", verdict))
+    program = h.router.table.by_id["p"]
+    assert program.verdict is not None and not program.is_credited and program.reward is None
+    assert (h.router.credit.n_landed, h.router.credit.n_undone) == (0, 1)
+    find(h.judge("q", verdict), c.RecordCredit, program_id="q")
+
+
+def test_side_turn_without_an_answer_leaves_the_credit_where_it_was():
+    """Nothing of another model has gone into the program."""
+    h = Host(make_stack(backend("s", "small"), backend("l", "large")))
+    h.serve("p")
+    other = "large" if h.router.table.by_id["p"].model == "small" else "small"
+    h.arrive("p", model=other)
+    h.abandon(2)
+    find(h.judge("p"), c.RecordCredit, program_id="p")

@@ -61,7 +61,9 @@ class Attempts:
         self._ending.lift(turn, program)
         context_tokens = self._charge(program, turn, backend_id, event.usage)
         program.n_turns += 1
-        if not turn.is_side:
+        if turn.is_side:
+            program.n_side_turns += 1
+        else:
             program.context_tokens = context_tokens
             program.peak_tokens = max(program.peak_tokens, context_tokens)
         self._ending.close_turn(turn, program)

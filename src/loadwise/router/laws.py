@@ -50,6 +50,8 @@ def _check_program(desk: Desk, program: Program) -> None:
     is_pending = program.decision_id in desk.credit.pending_by_decision
     if program.is_credited and is_pending:
         raise LawBroken("L11", f"program {name!r} is credited and still pending")
+    if program.is_credited and program.n_side_turns:
+        raise LawBroken("L11", f"program {name!r} is credited to {program.model!r}, and another model has worked on it")
     if state is ProgramState.VERIFYING and not is_pending:
         raise LawBroken("L11", f"program {name!r} waits for a verdict nobody can use")
     if state in FORGOTTEN_STATES:

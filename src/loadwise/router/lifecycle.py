@@ -118,6 +118,10 @@ class Lifecycle:
         self._close(program, _S.CLOSED)
 
     def _credit(self, program: Program, success: float) -> None:
+        """Learn from a success or failure, unless another model has worked on it: then it is not one model's (L11)."""
+        if program.n_side_turns:
+            self._desk.credit.undo(program.decision_id)
+            return
         assert program.decision_id is not None and program.model is not None
         reward = self._desk.credit.land(program.decision_id, success, program.cost_usd)
         if reward is None:

@@ -92,6 +92,8 @@ class Program(msgspec.Struct, kw_only=True):
     peak_tokens: int = 0
     n_turns: int = 0
     """Completed turns."""
+    n_side_turns: int = 0
+    """Those among them that ran on another model than the program's."""
     n_failed_turns: int = 0
     tried_models: list[ModelId] = []
     """Models that failed before the first answer."""
