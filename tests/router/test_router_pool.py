@@ -307,3 +307,26 @@ def test_another_number_of_slots_begins_with_fresh_learners():
     find(other.judge("r"), c.RecordCredit, reward=1.0)
     other.judge("q", "abstain")
     assert [learner.ridge.names for learner in other.router.credit.learners] == [(), ()]
+
+
+def test_model_without_any_backend_is_refused_for_good():
+    """409 for the programs that are bound to it, 404 for who asks for it by name; waiting would help neither."""
+    h = host(backend("a"), backend("l", "large"))
+    h.serve("p", model="small")
+    remove(h, "a")
+    bound = find(h.arrive("p"), c.EndTurn, status=409, code="model_removed", retry_after_s=None)
+    assert "'small'" in bound.message
+    pinned = find(h.arrive("q", model="small"), c.EndTurn, status=404, code="model_not_found", retry_after_s=None)
+    assert pinned.message.endswith("known: auto, large")
+    find(h.arrive("p", model="large"), c.Dispatch, backend_id="l")
+    add(h, backend("a"))
+    find(h.arrive("p"), c.Dispatch, backend_id="a")
+
+
+def test_backend_that_is_down_is_not_one_that_was_removed():
+    """It may come back: 503 with Retry-After."""
+    h = host(backend("a"))
+    h.serve("p")
+    h.finish("p")
+    h.set_health("a", DOWN)
+    assert find(h.arrive("q", model="small"), c.EndTurn, status=503).retry_after_s is not None

@@ -74,7 +74,7 @@ def test_growth_of_what_runs_passes_the_limit_and_only_admission_stops():
     """The reservation follows the context; nothing is evicted."""
     h = host(backend("a", kv_tokens=1000), expected_tokens=100)
     h.arrive("p")
-    h.end_attempt(1, usage=Usage(prompt_tokens=1500, completion_tokens=100))
+    h.end_attempt(1, usage=Usage(prompt_tokens=1000, completion_tokens=600))
     assert h.router.admission.ledger.headroom("a", at_s=0.0) == -600
     find(h.arrive("p"), c.Dispatch, turn_id=2)
     assert kinds(h.arrive("q")) == ["RecordDecision"]
@@ -185,7 +185,11 @@ def test_unknown_model_names_the_known_ones():
     """404, and no program is opened; a bound program is not harmed by it."""
     h = host()
     refused = find(h.arrive("p", model="gpt-17"), c.EndTurn, status=404, code="model_not_found")
-    assert "'gpt-17'" in refused.message and "auto, small, large" in refused.message
+    assert (
+        "'gpt-17'" in refused.message
+        and refused.message.endswith("known: auto, small")
+        and "large" not in refused.message
+    )
     assert not h.router.table.by_id
     h.serve("p")
     find(h.arrive("p", model="gpt-17"), c.EndTurn, status=404)
@@ -212,7 +216,6 @@ def test_nobody_usable_is_said_at_once():
     h.set_health("a", BackendHealth.DOWN)
     find(h.arrive("p"), c.EndTurn, status=503, code="no_backend_available", retry_after_s=1.0)
     find(h.arrive("p", model="small"), c.EndTurn, status=503, code="no_backend_available")
-    find(h.arrive("p", model="large"), c.EndTurn, status=503, code="no_backend_available")
     assert not h.router.table.by_id
 
 
@@ -266,7 +269,8 @@ def test_impossible_token_counts_are_brought_into_range(n_tokens):
     assert 0 <= program.prompt_tokens <= 10**9 and 0.0 <= program.cost_usd < math.inf
     h.end_attempt(2)
     h.finish("p")
-    find(h.judge("p"), c.RecordCredit)
+    h.judge("p")
+    assert program.state is ProgramState.CLOSED
 
 
 def test_engine_that_counts_nothing_leaves_the_hosts_estimate():

@@ -14,7 +14,7 @@ from .binding import Binding
 from .desk import Desk
 from .dispatching import Dispatching
 from .ending import Ending
-from .failure import Failure, overloaded, program_finished, unknown_model
+from .failure import Failure, model_removed, overloaded, program_finished, unknown_model
 from .lifecycle import EXTERNAL, Lifecycle
 from .program import Program, Turn, clamped_tokens, needed_tokens
 
@@ -56,8 +56,11 @@ class Arriving:
             return Failure(status=400, code="invalid_program_id", message=text)
         if program is not None and not program.is_open:
             return program_finished(program.program_id, program.state)
-        if event.model != e.AUTO and event.model not in desk.backends.model_by_id:
-            return unknown_model(event.model, (e.AUTO, *desk.backends.model_by_id))
+        if event.model != e.AUTO:
+            if not desk.backends.all_of(ModelId(event.model)):
+                return unknown_model(event.model, (e.AUTO, *filter(desk.backends.all_of, desk.backends.model_by_id)))
+        elif program is not None and program.model is not None and not desk.backends.all_of(program.model):
+            return model_removed(program.program_id, program.model)
         if len(desk.turns) >= desk.config.turns_max:
             return overloaded("too_many_turns", f"{desk.config.turns_max} turns are open, which is the limit")
         if program is None and not self._make_room():

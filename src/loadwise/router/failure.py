@@ -74,6 +74,12 @@ def unknown_model(model: str, known: Sequence[str]) -> Failure:
     return Failure(status=404, code="model_not_found", message=text)
 
 
+def model_removed(program_id: ProgramId, model: str) -> Failure:
+    """The model that a program is bound to has left the pool: waiting does not help, another program does."""
+    text = f"program {program_id!r} is bound to the model {model!r}, which no backend of the pool serves any more"
+    return Failure(status=409, code="model_removed", message=text)
+
+
 def program_finished(program_id: ProgramId, how: str) -> Failure:
     """The program takes no more turns."""
     return Failure(status=409, code="program_finished", message=f"program {program_id!r} has ended ({how})")
