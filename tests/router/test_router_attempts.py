@@ -234,7 +234,7 @@ def test_backend_that_hangs_is_down_after_three_in_a_row():
     """Once is bad luck."""
     h = host(backend("a"))
     for n in (1, 2, 3):
-        h.arrive("p")
+        h.arrive(f"p{n}")
         h.end_attempt(h.n_turns, "first_byte_timeout")
         assert (h.router.backends.by_id["a"].health is DOWN) == (n == 3)
 
@@ -244,7 +244,7 @@ def test_backend_that_answers_nonsense_is_down_after_three_in_a_row(status):
     """Being done at once it is the least loaded, and would draw all traffic."""
     h = host(backend("a"))
     for n in (1, 2, 3):
-        h.arrive("p")
+        h.arrive(f"p{n}")
         h.end_attempt(h.n_turns, "status", status=status)
         assert (h.router.backends.by_id["a"].health is DOWN) == (n == 3)
 
@@ -279,8 +279,8 @@ def test_engine_that_fails_every_call_at_once_draws_no_traffic():
 def test_probe_does_not_end_a_cooldown_that_failed_calls_have_earned():
     """Neither by saying up, nor by saying down and up again; when it is over, one turn at a time is let in."""
     h = host(backend("a", slots=5))
-    for _ in range(3):
-        h.arrive("p")
+    for n in range(3):
+        h.arrive(f"p{n}")
         h.end_attempt(h.n_turns, "status", status=500)
     for health in (UP, DOWN, UP):
         h.set_health("a", health)
@@ -298,8 +298,8 @@ def test_probe_does_not_end_a_cooldown_that_failed_calls_have_earned():
 def test_trial_that_is_called_off_lets_the_next_one_try():
     """Its client left; nothing is known yet."""
     h = host(backend("a", slots=5))
-    for _ in range(3):
-        h.arrive("p")
+    for n in range(3):
+        h.arrive(f"p{n}")
         h.end_attempt(h.n_turns, "first_byte_timeout")
     h.arrive("p")
     h.arrive("q")
@@ -539,3 +539,29 @@ def test_usage_on_a_backend_of_slots_is_believed_up_to_the_longest_context_there
     h.end_attempt(2, usage=Usage(prompt_tokens=16_000_001))
     by_id = h.router.table.by_id
     assert (by_id["p"].prompt_tokens, by_id["q"].prompt_tokens) == (16_000_000, 50)
+
+
+@pytest.mark.parametrize("outcome", ["broken", "first_byte_timeout", "status"])
+def test_calls_of_one_program_that_fail_in_a_row_take_no_backend_from_the_others(outcome):
+    """A poisonous request fails wherever it goes; that others fail too speaks against the backend."""
+    h = host(backend("a", slots=9), attempts_max=1)
+    for _ in range(7):
+        h.arrive("poison")
+        h.end_attempt(h.n_turns, outcome, status=500)
+    assert h.router.backends.by_id["a"].health is UP
+    for n in (2, 3):
+        h.arrive(f"p{n}")
+        h.end_attempt(h.n_turns, outcome, status=500)
+        assert (h.router.backends.by_id["a"].health is DOWN) == (n == 3)
+
+
+def test_trial_that_one_program_fails_again_ends_in_a_longer_cooldown():
+    """On trial every failure counts, whoever had the last."""
+    h = host(backend("a", slots=9), attempts_max=1)
+    for n in range(3):
+        h.arrive(f"p{n}")
+        h.end_attempt(h.n_turns, "broken")
+    h.after(1.0).wake()
+    h.arrive("p2")
+    h.end_attempt(h.n_turns, "broken")
+    assert dict(h.router.agenda.dump())["retry:a"] == 3.0

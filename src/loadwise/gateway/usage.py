@@ -33,7 +33,7 @@ def read_usage(body: bytes) -> Usage | None:
 
 
 def usage_of(said: Any) -> Usage | None:
-    """Usage as an engine said it, whatever that is, or None where no count of the prompt is in it, or one that cannot be."""
+    """Usage as an engine said it, or None without a count of the prompt, or with one that cannot be."""
     if not isinstance(said, dict):
         return None
     prompt_tokens = _count(said.get("prompt_tokens"))

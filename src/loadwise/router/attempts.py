@@ -73,7 +73,7 @@ class Attempts:
 
     def _fail(self, turn: Turn, program: Program, backend_id: BackendId, event: e.AttemptEnded) -> None:
         self._ending.lift(turn, program)
-        self._blame(backend_id, event)
+        self._blame(program, backend_id, event)
         if event.outcome is AttemptOutcome.CANCELLED:
             self._charge(program, turn, backend_id, event.usage)
             self._ending.end_turn(turn, TurnOutcome.CANCELLED, None)
@@ -96,10 +96,14 @@ class Attempts:
     def _charge(self, program: Program, turn: Turn | CalledOff, backend_id: BackendId | None, usage: Usage) -> int:
         """Add what the engine counted to the program. Returns the length of the context, in tokens."""
         assert turn.model is not None
-        if usage.is_exact and not usage_can_be_true(usage, self._desk.backends.tokens_max(turn.model, backend_id)):
-            self._desk.counts.malformed += 1
-            usage = estimated_usage(turn, usage)
-        prompt_tokens = clamped_tokens(usage.prompt_tokens if usage.is_exact else turn.prompt_tokens)
+        prompt_tokens = usage.prompt_tokens if usage.is_exact else turn.prompt_tokens
+        if usage.is_exact:
+            limit_tokens = self._desk.backends.tokens_max(turn.model, backend_id)
+            if not usage_can_be_true(usage, limit_tokens):
+                self._desk.counts.malformed += 1
+                usage = estimated_usage(turn, usage, limit_tokens)
+                prompt_tokens = usage.prompt_tokens
+        prompt_tokens = clamped_tokens(prompt_tokens)
         completion_tokens = clamped_tokens(usage.completion_tokens)
         cached_tokens = min(clamped_tokens(usage.cached_tokens), prompt_tokens)
         program.prompt_tokens += prompt_tokens
@@ -109,12 +113,14 @@ class Attempts:
         program.cost_usd += price_usd(price, prompt_tokens, completion_tokens, cached_tokens)
         return prompt_tokens + completion_tokens
 
-    def _blame(self, backend_id: BackendId, event: e.AttemptEnded) -> None:
+    def _blame(self, program: Program, backend_id: BackendId, event: e.AttemptEnded) -> None:
         """Take a backend down that fails its calls; leave one alone that asked for it."""
         desk = self._desk
         if is_fault(event):
             is_unreachable = event.outcome in UNREACHABLE
-            again_at_s = desk.backends.note_failure(backend_id, desk.now_s, is_unreachable=is_unreachable)
+            again_at_s = desk.backends.note_failure(
+                backend_id, desk.now_s, is_unreachable=is_unreachable, program_id=program.program_id
+            )
             if again_at_s is not None:
                 desk.agenda.schedule(f"retry:{backend_id}", again_at_s)
         elif event.outcome is AttemptOutcome.STATUS:

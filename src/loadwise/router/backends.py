@@ -16,13 +16,15 @@ import math
 import msgspec
 
 from loadwise.kernel.errors import ConfigError
-from loadwise.kernel.ids import BackendId, ModelId, TurnId
+from loadwise.kernel.ids import BackendId, ModelId, ProgramId, TurnId
 from loadwise.kernel.pool import BackendHealth, BackendSpec, ModelSpec, Price, Signal
 
 COOLDOWN_START_S = 1.0
 COOLDOWN_MAX_S = 30.0
 UNRESPONSIVE_LIMIT = 3
-"""Failed calls in a row (hangs, breaks before any byte, server errors) that take a backend down."""
+"""Failed calls in a row (hangs, breaks before any byte, server errors) that take a backend down.
+
+One client's poisonous requests must not take it from all others: what fails for one program in a row counts once."""
 CONTEXT_MAX_TOKENS = 16_000_000
 """No engine answers in a longer context, whatever its backend is counted in."""
 SIGNALS_MAX = 64
@@ -38,7 +40,9 @@ class BackendState(msgspec.Struct, kw_only=True):
     """It stands as it is in the pool file; False once an event has added it or described it anew."""
     n_running: int = 0
     n_failures: int = 0
-    """Failures since the last success."""
+    """Failures since the last success; calls of one program that fail in a row count once."""
+    failed_program_id: ProgramId | None = None
+    """Whose call has failed last, since the last success."""
     is_cooling: bool = False
     """We took it down ourselves, until `cools_until_s`."""
     cools_until_s: float = -math.inf
@@ -174,7 +178,7 @@ class Backends:
         state = self.by_id[backend_id]
         state.health, state.is_cooling = health, False
         if health is BackendHealth.UP:
-            state.n_failures, state.quiet_until_s = 0, -math.inf
+            state.n_failures, state.failed_program_id, state.quiet_until_s = 0, None, -math.inf
             state.cools_until_s, state.has_failed_calls = -math.inf, False
             state.is_on_trial, state.trial_turn_id = False, None
         self.rise(backend_id)
@@ -202,7 +206,7 @@ class Backends:
         """An answer came: the backend is alive."""
         state = self.by_id[backend_id]
         if state.n_failures:
-            state.n_failures, state.has_failed_calls = 0, False
+            state.n_failures, state.failed_program_id, state.has_failed_calls = 0, None, False
             if state.is_cooling:
                 self.set_health(backend_id, BackendHealth.UP)
         if state.is_on_trial:
@@ -218,14 +222,20 @@ class Backends:
         state.trial_turn_id = None
         self.rise(backend_id)
 
-    def note_failure(self, backend_id: BackendId, now_s: float, *, is_unreachable: bool) -> float | None:
+    def note_failure(
+        self, backend_id: BackendId, now_s: float, *, is_unreachable: bool, program_id: ProgramId | None = None
+    ) -> float | None:
         """It could not be reached, or did not answer: take it down, at once or after a few in a row.
 
         Returns:
             When it may be tried again; None where that is not ours to say: it stays up, or somebody else took it down.
         """
         state = self.by_id[backend_id]
-        state.n_failures += 1
+        is_repeated = program_id is not None and program_id == state.failed_program_id
+        if is_unreachable or not is_repeated or state.n_failures >= UNRESPONSIVE_LIMIT or state.is_on_trial:
+            state.n_failures += 1
+        if not is_unreachable:
+            state.failed_program_id = program_id
         state.has_failed_calls = not is_unreachable
         if not is_unreachable and state.n_failures < UNRESPONSIVE_LIMIT:
             return None

@@ -207,16 +207,18 @@ class Turn(msgspec.Struct, kw_only=True):
 def usage_can_be_true(usage: Usage, limit_tokens: int) -> bool:
     """Whether no count of an engine is longer than a context can be there.
 
-    >>> usage_can_be_true(Usage(prompt_tokens=900, completion_tokens=7), 4096), usage_can_be_true(
-    ...     Usage(prompt_tokens=10**30), 4096
+    >>> (
+    ...     usage_can_be_true(Usage(prompt_tokens=900, completion_tokens=7), 4096),
+    ...     usage_can_be_true(Usage(prompt_tokens=10**30), 4096),
     ... )
     (True, False)
     """
     return usage.prompt_tokens <= limit_tokens and usage.completion_tokens <= limit_tokens
 
 
-def estimated_usage(turn: Turn | CalledOff, said: Usage) -> Usage:
-    """What stands for a usage that cannot be true: the prompt as estimated, and no longer an answer than was promised."""
+def estimated_usage(turn: Turn | CalledOff, said: Usage, limit_tokens: int) -> Usage:
+    """What stands for a usage that cannot be true: the estimated prompt, and no longer an answer than was promised."""
     promised_tokens = max(turn.needed_tokens - turn.prompt_tokens, 0)
     completion_tokens = min(clamped_tokens(said.completion_tokens), promised_tokens)
-    return Usage(prompt_tokens=turn.prompt_tokens, completion_tokens=completion_tokens, is_exact=False)
+    prompt_tokens = min(turn.prompt_tokens, limit_tokens)
+    return Usage(prompt_tokens=prompt_tokens, completion_tokens=completion_tokens, is_exact=False)
