@@ -363,7 +363,7 @@ async def test_a_probe_does_not_end_a_cooldown_that_failed_calls_have_earned() -
     engine.usual = resets
     async with site(engine, config=pool(engine), probe_interval_s=60.0) as s:
         probe, state = s.gateway.probes[0], s.router.backends.by_id["a"]
-        for n in range(2):
+        for n in range(3):
             await s.chat(f"p{n}")
         assert (state.health, state.is_cooling) == ("down", True)
         for _ in range(5):
