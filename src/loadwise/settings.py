@@ -150,7 +150,7 @@ def load_config(path: str | Path) -> Config:
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # not UTF-8, or a path that no file can have
         raise ConfigError(f"pool file {str(path)!r} cannot be read: {error}") from error
     return parse_config(parse_yaml(text, where=str(path)), where=str(path))
 
@@ -173,6 +173,9 @@ def parse_config(mapping: Mapping[str, Any], *, where: str = "config") -> Config
     >>> config.router.policy.name, config.router.trade.wait_weight
     ('linucb', 0.5)
     """
+    if not isinstance(mapping, Mapping):
+        raise ConfigError(f"{where} is {mapping!r}; it must be a mapping")
+    require_unicode(mapping, where)
     said = dict(mapping)
     preset = said.get("preset", DEFAULT_PRESET)
     if preset not in preset_names():
@@ -203,15 +206,50 @@ def open_stack(
     Raises:
         ConfigError: what the configuration says is not allowed, or the seed is out of its range.
     """
-    if not -SEEDS // 2 <= seed < SEEDS:
-        raise ConfigError(f"seed is {seed!r}; it must be >= -2**63 and < 2**64")
+    require_seed(seed)
     if isinstance(config, str | Path):
         config = load_config(config)
-    elif not isinstance(config, Config):
+    elif isinstance(config, Config):
+        require_unicode(config, "config")
+    else:
         config = parse_config(config)
     verifiers = {name: spec.verifier.kind for name, spec in config.task_types.items()}
     router = Router(config.models, config.backends, config.router, verifiers, seed, resolve=resolve or import_class)
     return Stack({"router": router}, dict.fromkeys(router.heard_events, "router"))
+
+
+def require_seed(seed: int) -> None:
+    """Refuse what is no seed.
+
+    Raises:
+        ConfigError: it is not a whole number in [-2**63, 2**64).
+    """
+    if not isinstance(seed, int) or isinstance(seed, bool) or not -SEEDS // 2 <= seed < SEEDS:
+        raise ConfigError(f"seed is {seed!r}; it must be >= -2**63 and < 2**64, and whole")
+
+
+def require_unicode(said: Any, where: str) -> None:
+    """Refuse text that no journal could hold: YAML and JSON can write half of a surrogate pair, UTF-8 cannot.
+
+    Raises:
+        ConfigError: some key or value holds a lone surrogate; the message names its place.
+    """
+    seen: dict[int, Any] = {}  # a YAML alias can hold itself; what is kept here keeps its identity
+    left: list[tuple[Any, str]] = [(said, where)]
+    while left:
+        value, place = left.pop()
+        if isinstance(value, msgspec.Struct):
+            value = msgspec.structs.asdict(value)
+        if isinstance(value, str):
+            if any("\ud800" <= char <= "\udfff" for char in value):
+                raise ConfigError(f"{place} is {value!r}; it holds half of a surrogate pair, which is no character")
+        elif isinstance(value, Mapping | list | tuple) and id(value) not in seen:
+            seen[id(value)] = value
+            if isinstance(value, Mapping):
+                left += [(key, f"{place}: a key") for key in value]
+                left += [(item, f"{place}: {ascii(key)[1:-1]}") for key, item in value.items()]
+            else:
+                left += [(item, f"{place}[{index}]") for index, item in enumerate(value)]
 
 
 def with_embedder(config: Config, version: str) -> Config:

@@ -388,3 +388,54 @@ def test_open_stack_takes_a_config_a_mapping_or_a_path(tmp_path):
     assert len(dumps) == 1
     router = open_stack(pool()).machine_by_name["router"]
     assert isinstance(router, Router) and set(router.heard_events) == set(Event.__args__)
+
+
+@pytest.mark.parametrize("config", [None, 5, 1.5, True, [], [1], b"x", (), "no\0file", {}])
+def test_what_is_no_configuration_is_a_config_error(config):
+    """A stack is opened from a configuration, a mapping or a path, and nothing else becomes another error."""
+    with pytest.raises(ConfigError):
+        open_stack(config)
+
+
+@pytest.mark.parametrize("seed", ["x", None, 1.5, True])
+def test_what_is_no_whole_number_is_no_seed(seed):
+    """A seed of another type is refused by name, not found out by arithmetic."""
+    with pytest.raises(ConfigError, match="seed is"):
+        open_stack(pool(), seed)
+
+
+HALF = "\ud800"
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        ({"models": {HALF: {}}}, "models: a key"),
+        ({"models": {"m": {"usd_per_million": HALF}}}, "models: m: usd_per_million"),
+        ({"backends": [{"name": "a", "model": "m", "key_env": HALF}]}, r"backends\[0\]: key_env"),
+        ({"backends": [{"name": "a", "model": "m", "served_model": "x" + HALF}]}, "served_model"),
+        ({"router": {"exploration": HALF}}, "router: exploration"),
+        ({"router": {"policy": {"name": "mixing", "weights": {HALF: 1}}}}, "weights: a key"),
+        ({"gateway": {"x": [{HALF: 1}]}}, r"gateway: x\[0\]: a key"),
+        ({"zz": HALF}, "zz"),
+    ],
+)
+def test_half_a_surrogate_pair_is_a_config_error_that_names_its_place(change, place):
+    """No journal could hold it; it is found before anything tries to encode it."""
+    with pytest.raises(ConfigError, match=place) as refused:
+        open_stack(pool(**change))
+    str(refused.value).encode()
+
+
+def test_a_config_built_by_hand_is_searched_too():
+    """A struct that never was YAML is held to the same."""
+    config = msgspec.structs.replace(parse_config(pool()), task_types={HALF: settings.TaskTypeSpec()})
+    with pytest.raises(ConfigError, match="task_types: a key"):
+        open_stack(config)
+
+
+def test_a_gateways_alias_that_holds_itself_is_searched_once():
+    """YAML can write a list that holds itself; the search ends."""
+    loop = []
+    loop.append(loop)
+    assert open_stack(parse_config(pool(gateway={"x": loop}))).n_events == 0

@@ -16,7 +16,7 @@ from loadwise.kernel.errors import ConfigError
 from loadwise.kernel.fact import Fact
 from loadwise.kernel.pool import BackendSpec, ModelSpec
 from loadwise.kernel.streams import Streams
-from loadwise.settings import Config, parse_config, parse_yaml
+from loadwise.settings import Config, parse_config, parse_yaml, require_unicode
 
 from .api_engine import ApiEngine, ApiEngineSpec
 from .draw import Quantity
@@ -175,7 +175,7 @@ def load_scenario(path: str | Path) -> Scenario:
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # not UTF-8, or a path that no file can have
         raise ConfigError(f"scenario {str(path)!r} cannot be read: {error}") from error
     return parse_scenario(text, str(path))
 
@@ -186,6 +186,7 @@ def parse_scenario(text: str, name: str = "scenario") -> Scenario:
         document = parse_yaml(text, where=name)
     except RecursionError as error:
         raise ConfigError(f"{name} is not valid YAML: it is nested too deeply") from error
+    require_unicode(document, name)
     version = document.get("scenario")
     if version != SCENARIO_VERSION or isinstance(version, bool):
         raise ConfigError(f"{name}: scenario is {version!r}; this version reads {SCENARIO_VERSION}")
