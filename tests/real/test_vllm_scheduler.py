@@ -129,7 +129,8 @@ def specs(n_state_groups: int) -> list[VllmEngineSpec]:
                 long_prefill_token_threshold=int(rng.choice([0, 0, 24])),
                 scheduler_reserve_full_isl=bool(rng.random() < 0.7),
                 scheduling_policy="priority" if rng.random() < 0.3 else "fcfs",
-                has_prefix_cache=bool(rng.random() < 0.85),
+                # Without a prefix cache vLLM keeps states in another way, which has no blocks to speak of.
+                has_prefix_cache=n_state_groups > 0 or bool(rng.random() < 0.85),
             )
         )
     return made

@@ -2,9 +2,9 @@
 
 Every row names the published figure, ours, and the band in which ours must lie. Honesty about freedom: program shapes
 of the papers are not published. A number or two per paper was chosen by us to meet one of its figures (the shared
-prompt and the rate of expert weights for ThunderAgent, the number of turns for ORACLE), so that figure is no evidence;
-all others are predictions. Bands are wide where a system stands on a cliff: at 48 programs 8 % of KV move throughput by
-40 %.
+prompt and the rate of expert weights for ThunderAgent, turns and appended tokens for ORACLE), so that figure is no
+evidence; all others are predictions. Bands are wide where a system stands on a cliff: at 48 programs 8 % of KV move
+throughput by 40 %.
 """
 
 import math

@@ -22,7 +22,7 @@ MAX_STATE_GROUPS = (1 << _GROUP_BITS) - 1
 class Held:
     """One request's blocks."""
 
-    __slots__ = ("attention", "last_state", "n_named", "states")
+    __slots__ = ("attention", "last_state", "n_dropped", "n_named", "states")
 
     def __init__(self, n_state_groups: int) -> None:
         self.attention: list[int] = []
@@ -31,13 +31,15 @@ class Held:
         self.last_state: int | None = None
         """Where the states stood before the newest ones were taken."""
         self.n_named = 0
+        self.n_dropped = 0
+        """Blocks before which no state is held any more."""
 
     def clear(self) -> None:
         """Hold nothing."""
         self.attention = []
         self.states = [[] for _ in self.states]
         self.last_state = None
-        self.n_named = 0
+        self.n_named = self.n_dropped = 0
 
     def blocks(self) -> list[int]:
         """All of them, in the order in which they are given back: states, then the context's tail first."""
@@ -50,6 +52,8 @@ class Hit(msgspec.Struct, frozen=True):
 
     attention: tuple[int, ...] = ()
     states: tuple[int, ...] = ()
+    n_attention: int = 0
+    """Blocks of attention alone that are there; more than can be used where states are missing."""
     is_fresh: bool = False
     """A state in it is only being computed in this very step, so it cannot be used before the next."""
 
@@ -87,15 +91,16 @@ class KvCache:
                 break
             attention.append(block)
         if not self.n_state_groups:
-            return Hit(tuple(attention))
+            return Hit(tuple(attention), n_attention=len(attention))
         for n in range(len(attention), 0, -1):
             states = [
                 self.pool.find(block_name(line, n - 1) << _GROUP_BITS | g + 1) for g in range(self.n_state_groups)
             ]
             found = tuple(block for block in states if block is not None)
             if len(found) == self.n_state_groups:
-                return Hit(tuple(attention[:n]), found, any(block in self._states_named_now for block in found))
-        return Hit()
+                is_fresh = any(block in self._states_named_now for block in found)
+                return Hit(tuple(attention[:n]), found, len(attention), is_fresh)
+        return Hit(n_attention=len(attention))
 
     def n_needed(self, hit: Hit, n_tokens: int) -> int:
         """Free blocks that a request entering with `hit` and `n_tokens` uses up; found blocks that queue count too."""
@@ -114,10 +119,13 @@ class KvCache:
             held.states = [[*[None] * (n - 1), block] for block in hit.states]
             held.last_state = n - 1
 
-    def grow(self, held: Held, line: Line, n_computed: int, n_new: int) -> bool:
+    def grow(self, held: Held, line: Line, n_computed: int, n_new: int, checkpoint: int = 0) -> bool:
         """Room for `n_new` tokens after `n_computed`, and names for the blocks that become full. False: there is none.
 
         States that are not needed any more are given back in either case.
+
+        Args:
+            checkpoint: Blocks up to the last boundary of the request's prompt at which another could resume.
         """
         self._drop_states(held, n_computed)
         n_required = self.blocks_of(n_computed + n_new)
@@ -128,7 +136,12 @@ class KvCache:
                 return False
             self._take(held, n_required, n_more)
         if self.has_prefix_cache:
-            self._name(held, line, (n_computed + n_new) // self.block_size)
+            n_full = (n_computed + n_new) // self.block_size
+            self._name(held, line, n_full)
+            if n_full and n_full == checkpoint:
+                # vLLM says so once more in the step after, so nobody else resumes there before the one after that.
+                states = (group[n_full - 1] for group in held.states)
+                self._states_named_now.update(block for block in states if block is not None)
         return True
 
     def give_back(self, held: Held) -> None:
@@ -161,18 +174,18 @@ class KvCache:
         last = held.last_state
         for group in held.states:
             gone = []
-            for i in range(min(n_passed, len(group)) - 1, -1, -1):
+            for i in range(min(n_passed, len(group)) - 1, held.n_dropped - 1, -1):
                 block = group[i]
-                if block is None:
-                    break
-                gone.append(block)
-                group[i] = None
+                if block is not None:
+                    gone.append(block)
+                    group[i] = None
             if last is not None and last < self.blocks_of(n_computed) - 1:
                 block = group[last]
                 if block is not None:
                     gone.append(block)
                     group[last] = None
             self.pool.give_back(gone)
+        held.n_dropped = min(max(n_passed, held.n_dropped), len(held.attention))
 
     def _name(self, held: Held, line: Line, n_full: int) -> None:
         for i in range(held.n_named, n_full):

@@ -28,6 +28,7 @@ class Call:
         "cached_tokens",
         "held",
         "is_gone",
+        "junction_tokens",
         "line",
         "n_computed",
         "n_new",
@@ -50,6 +51,8 @@ class Call:
         self.n_new = 0
         """Tokens it was given in the step under way."""
         self.n_preemptions = 0
+        self.junction_tokens = 0
+        """Where a hybrid model's attention is cached, but no state: worth a checkpoint when it gets there."""
         self.cached_tokens: int | None = None
         """Prompt tokens found in the cache when it was first scheduled."""
         self.is_gone = False
@@ -197,7 +200,7 @@ class Scheduler:
     def extend(self, plan: Plan, n_steps: int) -> None:
         """Schedule `n_steps` more steps like a quiet one, at once."""
         for call in plan.calls:
-            if not self.cache.grow(call.held, call.line, call.n_computed, n_steps):
+            if not self._grow(call, call.n_computed, n_steps):
                 raise LawBroken("L4", f"a quiet step found no block among {self.cache.pool.n_free} free ones")
             call.n_computed += n_steps
 
@@ -228,7 +231,7 @@ class Scheduler:
             if n_new == 0:
                 i += 1
                 continue
-            while not self.cache.grow(call.held, call.line, call.n_computed, n_new):
+            while not self._grow(call, call.n_computed, n_new):
                 victim = self._victim()
                 if victim in plan.calls:
                     plan.calls.remove(victim)
@@ -266,6 +269,9 @@ class Scheduler:
                 return False
             hit = self.cache.find(call.line, call.n_tokens)
             n_hit = len(hit.attention) * self.cache.block_size
+            call.junction_tokens = (
+                hit.n_attention * self.cache.block_size if hit.n_attention > len(hit.attention) else 0
+            )
             n_new = self._n_new(call, n_hit, budget)
             if n_new == 0 or hit.is_fresh:
                 return False
@@ -275,7 +281,7 @@ class Scheduler:
                 return True
             self.waiting.pop()
             self.cache.enter(call.held, hit)
-            if not self.cache.grow(call.held, call.line, n_hit, n_new):
+            if not self._grow(call, n_hit, n_new):
                 raise LawBroken("L4", "a request that fits found no block")
             self._count_hit(call, n_hit)
             call.n_computed = n_hit
@@ -295,15 +301,21 @@ class Scheduler:
         n_new = min(call.n_tokens - n_computed, self._most_now, budget)
         is_prefill = n_computed < max(call.request.prompt_tokens, call.n_tokens - 1)
         if self.cache.n_state_groups and self.cache.has_prefix_cache and is_prefill:
-            return self._cut_at_block(call.n_tokens, n_computed, n_new)
+            return self._cut_at_block(call, n_computed, n_computed + n_new)
         return n_new
 
-    def _cut_at_block(self, n_tokens: int, n_computed: int, n_new: int) -> int:
+    def _cut_at_block(self, call: Call, begin: int, end: int) -> int:
         """A hybrid model's chunk ends where its state can be a checkpoint (`_mamba_block_aligned_split`)."""
         size = self.cache.block_size
-        last = n_tokens - n_tokens % size
-        if n_computed + n_new < last:
-            return n_new // size * size
-        if n_computed < last < n_computed + n_new:
-            return last - n_computed
-        return n_new
+        if end < max(call.request.prompt_tokens, call.n_tokens - 1):
+            aligned = end // size * size
+            if aligned > begin or size <= self._most_new_tokens:
+                end = aligned
+        stops = [(call.n_tokens - 1) // size * size, call.junction_tokens]
+        if begin % size:
+            stops.append((begin // size + 1) * size)
+        return max(min([stop for stop in stops if begin < stop < end], default=end) - begin, 0)
+
+    def _grow(self, call: Call, n_computed: int, n_new: int) -> bool:
+        checkpoint = (call.request.prompt_tokens - 1) // self.cache.block_size
+        return self.cache.grow(call.held, call.line, n_computed, n_new, checkpoint)
