@@ -92,7 +92,8 @@ def record(script: str, cells: Sequence[Mapping[str, Any]], table: str) -> None:
     """Write `results/SCRIPT.json` and `.md`."""
     RESULTS.mkdir(exist_ok=True)
     rounded = json.loads(json.dumps(cells), parse_float=lambda text: round(float(text), 6))
-    (RESULTS / f"{script}.json").write_text(json.dumps(rounded, indent=1) + "\n")
+    lines = ",\n".join(json.dumps(cell) for cell in rounded)  # a cell a line: changes of one show as one
+    (RESULTS / f"{script}.json").write_text(f"[\n{lines}\n]\n")
     (RESULTS / f"{script}.md").write_text(table)
     print(table)
 
