@@ -9,13 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from journal_fakes import FakeMachine, header, journal, life, make_machine, write
 
 from loadwise.journal import files
-from loadwise.journal.entry import Header
+from loadwise.journal.entry import Header, make_header
 from loadwise.journal.parity import replay
 from loadwise.journal.reader import Damage, read
 from loadwise.journal.recover import recover, resume
@@ -24,7 +25,7 @@ from loadwise.journal.store import JournalWriter
 from loadwise.kernel.errors import JournalError
 from loadwise.kernel.events import HostRestarted, TurnArrived
 from loadwise.kernel.stack import Stack
-from loadwise.settings import open_stack
+from loadwise.settings import open_stack, parse_config
 
 HERE = Path(__file__).parent
 
@@ -220,6 +221,23 @@ def test_a_machine_that_cannot_be_dumped_goes_without_snapshots(tmp_path: Path) 
     assert heard and all("could not be dumped (integer division or modulo by zero)" in message for message in heard)
     assert list(writer.messages) == heard
     assert recover(tmp_path / "j", make_machine).n_replayed == 120
+
+
+def test_a_machine_that_knows_more_than_the_journal_leaves_no_snapshot(tmp_path: Path) -> None:
+    """An event whose entry was refused has not happened; the next start must not find its traces."""
+    of = make_header(msgspec.to_builtins(parse_config(POOL)), seed=1)
+    writer, recovered = resume(tmp_path / "j", of)
+    for n in range(3):
+        event = TurnArrived(at_s=float(n), turn_id=n + 1, program_id=f"p{n}")
+        commands = recovered.machine.handle(event)
+        if n < 2:
+            writer.append(event, commands)
+    writer.close()
+    assert any("events that are not journaled" in message for message in writer.messages)
+    writer, recovered = resume(tmp_path / "j", of)
+    assert recovered.n_replayed == 2
+    writer.close()
+    assert replay(tmp_path / "j").holds
 
 
 def test_old_snapshots_stay_at_intervals(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from loadwise.kernel.commands import Archive, Command, RecordDecision
 from loadwise.kernel.machine import Machine
+from loadwise.kernel.stack import Stack
 
 from . import files
 from .entry import Entry, Header, digest_commands
@@ -155,7 +156,10 @@ def resume(
         else:
             recovered = Recovered(make_machine(header), header, 1, 0.0, 0, 0, (), is_new=True)
         options = {"ends_with_snapshot": True, **writer_options}
-        writer = JournalWriter(path, header, lock=lock, index=index, dump=recovered.machine.dump, **options)
+        machine = recovered.machine
+        if isinstance(machine, Stack):
+            options["n_handled"] = lambda: machine.n_events
+        writer = JournalWriter(path, header, lock=lock, index=index, dump=machine.dump, **options)
     except BaseException:
         lock.release()
         raise

@@ -51,6 +51,8 @@ class JournalWriter:
         keep_segments: how many closed segments to keep; None keeps all.
         dump: the machine's `dump`, called at rotation; None takes no snapshots. The state is taken to be that after
             the last appended entry, so a host appends right after `handle`.
+        n_handled: how many events the machine has handled. Where it has handled more than were appended, because an
+            append was refused, its state is not the journal's, and no snapshot is taken.
         index: takes every program that an appended entry archives, and is written before each snapshot. If it fails,
             the journal goes on without it and keeps all segments, so that the next recovery fills it again.
         keep_artefacts: journal what `ProgramEnded` carries for verifiers; it may hold users' texts.
@@ -70,6 +72,7 @@ class JournalWriter:
         segment_bytes: int = SEGMENT_BYTES,
         keep_segments: int | None = None,
         dump: Callable[[], bytes] | None = None,
+        n_handled: Callable[[], int] | None = None,
         index: Index | None = None,
         keep_artefacts: bool = False,
         ends_with_snapshot: bool = False,
@@ -79,6 +82,7 @@ class JournalWriter:
             raise JournalError(f"keep_segments is {keep_segments!r}; it must be >= 1")
         self.path = Path(path)
         self.dump = dump
+        self._n_handled = n_handled
         self.torn: TornTail | None = None
         """The tail that was cut off when the journal was opened."""
         self.messages: deque[str] = deque(maxlen=MESSAGES_MAX)
@@ -106,6 +110,7 @@ class JournalWriter:
         self._lock = lock if lock is not None else files.JournalLock(self.path)
         try:
             self._open(header)
+            self._n_unjournaled = self._count_unjournaled()
         except BaseException:
             self.close()
             raise
@@ -227,6 +232,9 @@ class JournalWriter:
     def _take_snapshot(self) -> None:
         if self.dump is None:
             return
+        if self._count_unjournaled() != self._n_unjournaled:
+            self.tell(f"segment {self._number} has no snapshot: the machine has handled events that are not journaled")
+            return
         try:
             state = self.dump()
         except Exception as error:  # the journal is whole without it
@@ -247,6 +255,9 @@ class JournalWriter:
                 self._failure = self._failure or "it is closed"
                 self._retire()
             self._lock.release()
+
+    def _count_unjournaled(self) -> int:
+        return 0 if self._n_handled is None else self._n_handled() - self._sequence
 
     def _end_with_snapshot(self) -> None:
         has_entries = self._sequence >= self.header.first_sequence
