@@ -47,13 +47,23 @@ class Arriving:
         else:
             self._next_turn(program, event)
 
+    def refuse_unwritable(self, event: e.TurnArrived) -> None:
+        """Turn away a model call that says something which cannot be written down."""
+        desk = self._desk
+        if event.turn_id in desk.turns:
+            desk.counts.malformed += 1
+            return
+        desk.counts.arrived += 1
+        text = "the request has text that is not Unicode, or a number beyond 64 bits"
+        refusal = Failure(status=400, code="invalid_request", message=text)
+        if not _is_program_id(event.program_id):
+            refusal = _invalid_program_id(event.program_id)
+        self._ending.refuse(event, refusal)
+
     def _refusal(self, event: e.TurnArrived, program: Program | None) -> Failure | None:
         desk = self._desk
         if program is None and not _is_program_id(event.program_id):
-            text = (
-                f"a program id has 1 to {PROGRAM_ID_MAX_CHARS} printable characters; this has {len(event.program_id)}"
-            )
-            return Failure(status=400, code="invalid_program_id", message=text)
+            return _invalid_program_id(event.program_id)
         if program is not None and not program.is_open:
             return program_finished(program.program_id, program.state)
         if event.model != e.AUTO:
@@ -149,3 +159,8 @@ class Arriving:
 
 def _is_program_id(program_id: str) -> bool:
     return 1 <= len(program_id) <= PROGRAM_ID_MAX_CHARS and program_id.isprintable()
+
+
+def _invalid_program_id(program_id: str) -> Failure:
+    text = f"a program id has 1 to {PROGRAM_ID_MAX_CHARS} printable characters; this has {len(program_id)}"
+    return Failure(status=400, code="invalid_program_id", message=text)

@@ -11,6 +11,7 @@ from collections import OrderedDict, deque
 from loadwise.kernel.errors import ConfigError, LawBroken, Overloaded
 from loadwise.kernel.fact import Fact
 
+from .bounds import NUMBER_MAX, RATE_MAX_PER_S, RATE_MIN_PER_S, SECONDS_MAX, require_within
 from .engine import ContextTooLong, EngineRequest, Output, Step
 
 WINDOW_S = 60.0
@@ -42,12 +43,14 @@ class ApiEngineSpec(Fact, frozen=True, kw_only=True, tag_field="kind", tag="api"
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ConfigError(f"engine {name} is {value!r}; it must be a finite number > 0")
-        if not (math.isfinite(self.cache_s) and self.cache_s >= 0):
-            raise ConfigError(f"engine cache_s is {self.cache_s!r}; it must be a finite number >= 0")
+        require_within("engine first_token_s", self.first_token_s, 1 / RATE_MAX_PER_S, SECONDS_MAX)
+        require_within("engine tokens_per_s", self.tokens_per_s, RATE_MIN_PER_S, RATE_MAX_PER_S)
+        require_within("engine cache_s", self.cache_s, 0, SECONDS_MAX)
         for name in ("requests_per_minute", "tokens_per_minute", "max_num_seqs", "max_model_len"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"engine {name} is {value!r}; it must be >= 1")
+            require_within(f"engine {name}", value or 1, 1, NUMBER_MAX)
 
 
 class _Call:

@@ -6,6 +6,8 @@ from loadwise.kernel.errors import ConfigError
 from loadwise.kernel.fact import Fact
 from loadwise.kernel.streams import Generator
 
+from .bounds import NUMBER_MAX, SECONDS_MAX, SIGMA_MAX, require_within
+
 
 class LogNormal(Fact, frozen=True, kw_only=True):
     """`exp(N(ln median, sigma²))`: the usual shape of prompt and output lengths."""
@@ -68,6 +70,8 @@ class Draw(Fact, frozen=True, kw_only=True):
             raise ConfigError(f"a distribution names exactly one of {', '.join(kinds)}; found {found}")
         if any(not math.isfinite(v) for v in self._numbers()):
             raise ConfigError(f"{given[0]} has a number that is not finite")
+        for number in self._numbers():
+            require_within(f"a number of {given[0]}", number, -NUMBER_MAX, NUMBER_MAX)
         self._check_ranges()
 
     def _numbers(self) -> list[float]:
@@ -89,9 +93,15 @@ class Draw(Fact, frozen=True, kw_only=True):
             raise ConfigError(f"geometric is {self.geometric!r}; its mean must be >= 1")
         if self.lognormal is not None and (self.lognormal.median <= 0 or self.lognormal.sigma < 0):
             raise ConfigError(f"lognormal is {self.lognormal!r}; median must be > 0 and sigma >= 0")
+        if self.lognormal is not None:
+            require_within("lognormal sigma", self.lognormal.sigma, 0, SIGMA_MAX)
         for pair in (self.gamma, self.pareto):
             if pair is not None and any(getattr(pair, name) <= 0 for name in pair.__struct_fields__):
                 raise ConfigError(f"{type(pair).__name__.lower()} is {pair!r}; both numbers must be > 0")
+        if self.gamma is not None:
+            require_within("gamma shape", self.gamma.shape, 1e-3, NUMBER_MAX)
+        if self.pareto is not None:
+            require_within("pareto alpha", self.pareto.alpha, 0.1, NUMBER_MAX)
         if self.mixture is not None and not (
             all(part.weight >= 0 for part in self.mixture) and sum(part.weight for part in self.mixture) > 0
         ):
@@ -160,8 +170,23 @@ def sample(quantity: Quantity, rng: Generator) -> float:
 
 
 def sample_seconds(quantity: Quantity, rng: Generator) -> float:
-    """One duration, never negative."""
-    return max(sample(quantity, rng), 0.0)
+    """One duration, never negative and never beyond `SECONDS_MAX` (law L15)."""
+    return to_seconds(sample(quantity, rng))
+
+
+def to_seconds(value: float) -> float:
+    """A duration of at least 0 and at most `SECONDS_MAX`."""
+    return min(max(value, 0.0), SECONDS_MAX)
+
+
+def require_quantity(what: str, quantity: "Quantity | None") -> None:
+    """Refuse a bare number that is not finite or too large; a distribution has checked itself.
+
+    Raises:
+        ConfigError: it names `what`.
+    """
+    if quantity is not None and not isinstance(quantity, Draw):
+        require_within(what, quantity, -NUMBER_MAX, NUMBER_MAX)
 
 
 def to_count(value: float, least: int, most: int = 10_000_000) -> int:

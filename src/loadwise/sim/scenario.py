@@ -19,7 +19,8 @@ from loadwise.kernel.streams import Streams
 from loadwise.settings import Config, parse_config, parse_yaml, require_unicode
 
 from .api_engine import ApiEngine, ApiEngineSpec
-from .draw import Quantity
+from .bounds import EVERY_S_MIN, MAX_EVENTS_MAX, N_PROGRAMS_MAX, SECONDS_MAX, require_within
+from .draw import Quantity, require_quantity
 from .engine import Engine
 from .servers_engine import ServersEngine, ServersEngineSpec
 from .simple_engine import SimpleEngine, SimpleEngineSpec
@@ -46,6 +47,9 @@ class SignalSpec(Fact, frozen=True, kw_only=True):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ConfigError(f"signals {name} is {value!r}; it must be a finite number >= 0")
+            require_within(f"signals {name}", value, 0, SECONDS_MAX)
+        if 0 < self.every_s < EVERY_S_MIN:
+            raise ConfigError(f"signals every_s is {self.every_s!r}; it must be 0 or >= {EVERY_S_MIN}")
 
 
 class SelectorSpec(Fact, frozen=True, kw_only=True):
@@ -54,6 +58,9 @@ class SelectorSpec(Fact, frozen=True, kw_only=True):
     answers: Literal["uniform", "error", "nothing"] = "uniform"
     """A candidate at random, a failure, or silence until the machine's own time limit."""
     delay_s: Quantity = 0.0
+
+    def __post_init__(self) -> None:
+        require_quantity("selector delay_s", self.delay_s)
 
 
 class Failure(Fact, frozen=True, kw_only=True):
@@ -74,8 +81,9 @@ class Failure(Fact, frozen=True, kw_only=True):
             raise ConfigError(f"failure at_s is {self.at_s!r}; it must be a finite number >= 0")
         if self.for_s is not None and not (math.isfinite(self.for_s) and self.for_s > 0):
             raise ConfigError(f"failure for_s is {self.for_s!r}; it must be a finite number > 0")
-        if not 0 < self.speed_ratio <= 1000:
-            raise ConfigError(f"failure speed_ratio is {self.speed_ratio!r}; it must be in (0, 1000]")
+        require_within("failure at_s", self.at_s, 0, SECONDS_MAX)
+        require_within("failure for_s", self.for_s or 0.0, 0, SECONDS_MAX)
+        require_within("failure speed_ratio", self.speed_ratio, 1e-6, 1000)
 
 
 class Scenario(Fact, frozen=True, kw_only=True):
@@ -114,8 +122,9 @@ class Scenario(Fact, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise ConfigError(f"{name} is {value!r}; it must be a finite number > 0")
-        if self.max_events < 1:
-            raise ConfigError(f"max_events is {self.max_events!r}; it must be >= 1")
+            require_within(name, value or 0.0, 0, SECONDS_MAX)
+        require_within("n_programs", self.n_programs or 1, 1, N_PROGRAMS_MAX)
+        require_within("max_events", self.max_events, 1, MAX_EVENTS_MAX)
         self._check_names()
 
     def _check_names(self) -> None:

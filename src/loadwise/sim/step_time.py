@@ -23,6 +23,8 @@ import msgspec
 from loadwise.kernel.errors import ConfigError
 from loadwise.kernel.fact import Fact
 
+from .bounds import SECONDS_MAX, require_within
+
 
 class Batch(msgspec.Struct):
     """What one step computes, as far as its duration depends on it."""
@@ -77,6 +79,7 @@ class StepCost(Fact, frozen=True, kw_only=True):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ConfigError(f"step {name} is {value!r}; it must be a finite number >= 0")
+            require_within(f"step {name}", value, 0, SECONDS_MAX)
         if self.expert_ratio > 1:
             raise ConfigError(f"step expert_ratio is {self.expert_ratio!r}; it must be in [0, 1]")
         if self.fixed_s + self.weights_s + self.request_s + self.host_s <= 0:
@@ -109,8 +112,8 @@ class StepCost(Fact, frozen=True, kw_only=True):
         first_s, growth_s = self.step_s(batch), self.kv_s_per_token * batch.n_decode
         gpu_s, host_s = self.gpu_step_s(batch), self.host_step_s(batch)
         if n_steps > 1 and self.is_host_overlapped and gpu_s < host_s and growth_s > 0:
-            n_below = math.floor((host_s - gpu_s) / growth_s) + 1
-            return StepRun(first_s, 0.0, min(n_steps, n_below))
+            n_below = (host_s - gpu_s) / growth_s  # infinite where growth is next to nothing
+            return StepRun(first_s, 0.0, n_steps if n_below >= n_steps else math.floor(n_below) + 1)
         return StepRun(first_s, growth_s, n_steps)
 
 

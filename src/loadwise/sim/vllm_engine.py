@@ -12,6 +12,7 @@ from typing import Literal
 from loadwise.kernel.errors import ConfigError, LawBroken, Overloaded
 from loadwise.kernel.fact import Fact
 
+from .bounds import NUMBER_MAX, TOKENS_MAX, require_within
 from .content import Contents
 from .engine import MAX_WAITING_DEFAULT, ContextTooLong, EngineRequest, Output, Step
 from .hardware import HardwareSpec
@@ -52,6 +53,8 @@ class VllmEngineSpec(Fact, frozen=True, kw_only=True, tag_field="kind", tag="vll
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"engine {name} is {value!r}; it must be >= 1")
+            most = TOKENS_MAX if name == "num_gpu_blocks" else NUMBER_MAX  # every block is an object
+            require_within(f"engine {name}", value or 1, 1, most)
         if self.long_prefill_token_threshold < 0:
             raise ConfigError(
                 f"engine long_prefill_token_threshold is {self.long_prefill_token_threshold!r}; it must be >= 0"

@@ -13,7 +13,26 @@ from loadwise.kernel.errors import ConfigError
 from loadwise.kernel.fact import Fact
 from loadwise.kernel.streams import Generator, Streams
 
-from .draw import Draw, LogNormal, Quantity, sample_count, sample_seconds, scaled, to_count
+from .bounds import (
+    N_AGENTS_MAX,
+    N_PROGRAMS_MAX,
+    RATE_MAX_PER_S,
+    RATE_MIN_PER_S,
+    SECONDS_MAX,
+    TOKENS_MAX,
+    require_within,
+)
+from .draw import (
+    Draw,
+    LogNormal,
+    Quantity,
+    require_quantity,
+    sample_count,
+    sample_seconds,
+    scaled,
+    to_count,
+    to_seconds,
+)
 from .programs import Programs, pack
 from .traces import read_trace
 
@@ -29,6 +48,7 @@ class Poisson(Fact, frozen=True, kw_only=True, tag_field="kind", tag="poisson"):
     def __post_init__(self) -> None:
         if not 0 < self.programs_per_s < float("inf"):
             raise ConfigError(f"arrivals programs_per_s is {self.programs_per_s!r}; it must be a finite number > 0")
+        require_within("arrivals programs_per_s", self.programs_per_s, RATE_MIN_PER_S, RATE_MAX_PER_S)
 
 
 class Bursty(Fact, frozen=True, kw_only=True, tag_field="kind", tag="bursty"):
@@ -44,6 +64,8 @@ class Bursty(Fact, frozen=True, kw_only=True, tag_field="kind", tag="bursty"):
         for name in ("programs_per_s", "burstiness"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"arrivals {name} is {getattr(self, name)!r}; it must be a finite number > 0")
+        require_within("arrivals programs_per_s", self.programs_per_s, RATE_MIN_PER_S, RATE_MAX_PER_S)
+        require_within("arrivals burstiness", self.burstiness, 1e-3, 1e6)
 
 
 class Trace(Fact, frozen=True, kw_only=True, tag_field="kind", tag="trace"):
@@ -57,8 +79,11 @@ class Trace(Fact, frozen=True, kw_only=True, tag_field="kind", tag="trace"):
     def __post_init__(self) -> None:
         if not 0 < self.time_ratio < float("inf"):
             raise ConfigError(f"arrivals time_ratio is {self.time_ratio!r}; it must be a finite number > 0")
+        require_within("arrivals time_ratio", self.time_ratio, 1e-9, 1e6)
         if self.max_programs is not None and self.max_programs < 1:
             raise ConfigError(f"arrivals max_programs is {self.max_programs!r}; it must be >= 1")
+        if self.max_programs is not None:
+            require_within("arrivals max_programs", self.max_programs, 1, N_PROGRAMS_MAX)
 
 
 class Joint(Fact, frozen=True, kw_only=True):
@@ -96,6 +121,9 @@ class Closed(Fact, frozen=True, kw_only=True, tag_field="kind", tag="closed"):
     def __post_init__(self) -> None:
         if self.n_agents < 1:
             raise ConfigError(f"arrivals n_agents is {self.n_agents!r}; it must be >= 1")
+        require_within("arrivals n_agents", self.n_agents, 1, N_AGENTS_MAX)
+        for name in ("think_s", "stagger_s"):
+            require_quantity(f"arrivals {name}", getattr(self, name))
 
 
 class WorkloadSpec(Fact, frozen=True, kw_only=True):
@@ -128,6 +156,8 @@ class WorkloadSpec(Fact, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name in ("task_types", "domains"):
             check_weights(name, getattr(self, name))
+        for name in ("turns", "first_prompt_tokens", "growth_tokens", "output_tokens", "tool_s", "patience_s"):
+            require_quantity(name, getattr(self, name))
         if self.shared_tokens < 0:
             raise ConfigError(f"shared_tokens is {self.shared_tokens!r}; it must be >= 0")
         if self.context_limit_tokens < 2:
@@ -136,6 +166,9 @@ class WorkloadSpec(Fact, frozen=True, kw_only=True):
             raise ConfigError(f"max_output_tokens is {self.max_output_tokens!r}; it must be >= 1")
         if self.budget_s is not None and not 0 < self.budget_s < float("inf"):
             raise ConfigError(f"budget_s is {self.budget_s!r}; it must be a finite number > 0")
+        for name in ("shared_tokens", "context_limit_tokens", "max_output_tokens"):
+            require_within(name, getattr(self, name) or 0, 0, TOKENS_MAX)
+        require_within("budget_s", self.budget_s or 0.0, 0, SECONDS_MAX)
 
 
 class TurnShape(msgspec.Struct, frozen=True, gc=False):
@@ -224,7 +257,7 @@ class Workload:
             else:
                 growth = sample_count(spec.first_prompt_tokens, rng, least=max(spec.shared_tokens + 1, 1))
             output = to_count(scaled(spec.output_tokens, factors["output_tokens"], rng), least=1)
-            gap_s = max(scaled(spec.tool_s, factors["tool_s"], rng), 0.0) if i else 0.0
+            gap_s = to_seconds(scaled(spec.tool_s, factors["tool_s"], rng)) if i else 0.0
             if turns and context_tokens + growth + output > spec.context_limit_tokens:
                 break
             growth = min(growth, spec.context_limit_tokens - 1)
