@@ -22,7 +22,7 @@ MAX_STATE_GROUPS = (1 << _GROUP_BITS) - 1
 class Held:
     """One request's blocks."""
 
-    __slots__ = ("attention", "last_state", "n_dropped", "n_named", "states")
+    __slots__ = ("attention", "last_state", "n_dropped", "n_named", "n_states", "states")
 
     def __init__(self, n_state_groups: int) -> None:
         self.attention: list[int] = []
@@ -33,13 +33,15 @@ class Held:
         self.n_named = 0
         self.n_dropped = 0
         """Blocks before which no state is held any more."""
+        self.n_states = 0
+        """States of each group; groups hold theirs at the same places."""
 
     def clear(self) -> None:
         """Hold nothing."""
         self.attention = []
         self.states = [[] for _ in self.states]
         self.last_state = None
-        self.n_named = self.n_dropped = 0
+        self.n_named = self.n_dropped = self.n_states = 0
 
     def blocks(self) -> list[int]:
         """All of them, in the order in which they are given back: states, then the context's tail first."""
@@ -118,6 +120,7 @@ class KvCache:
         if n and self.n_state_groups:
             held.states = [[*[None] * (n - 1), block] for block in hit.states]
             held.last_state = n - 1
+            held.n_states = 1
 
     def grow(self, held: Held, line: Line, n_computed: int, n_new: int, checkpoint: int = 0) -> bool:
         """Room for `n_new` tokens after `n_computed`, and names for the blocks that become full. False: there is none.
@@ -127,6 +130,12 @@ class KvCache:
         Args:
             checkpoint: Blocks up to the last boundary of the request's prompt at which another could resume.
         """
+        n_full = (n_computed + n_new) // self.block_size
+        n_blocks = len(held.attention)
+        # The usual decode step moves nothing: room is there, no block becomes full, one state is held, at the end.
+        is_still = held.n_states <= 1 and n_full <= held.n_named and (n_full != checkpoint or n_full < n_blocks)
+        if is_still and n_computed + n_new <= n_blocks * self.block_size:
+            return True
         self._drop_states(held, n_computed)
         n_required = self.blocks_of(n_computed + n_new)
         n_more = n_required - len(held.attention)
@@ -136,7 +145,6 @@ class KvCache:
                 return False
             self._take(held, n_required, n_more)
         if self.has_prefix_cache:
-            n_full = (n_computed + n_new) // self.block_size
             self._name(held, line, n_full)
             if n_full and n_full == checkpoint:
                 # vLLM says so once more in the step after, so nobody else resumes there before the one after that.
@@ -163,28 +171,27 @@ class KvCache:
             state = group.pop() if was and not self.has_prefix_cache else self.pool.take(1)[0]
             group.extend([None] * (n_required - 1 - len(group)))
             group.append(state)
+        if self.n_state_groups and (not was or self.has_prefix_cache):
+            held.n_states += 1
         if was:
             held.last_state = was - 1
         held.attention.extend(self.pool.take(n_more))
 
     def _drop_states(self, held: Held, n_computed: int) -> None:
-        if not (self.n_state_groups and held.attention and self.has_prefix_cache):
+        if held.n_states <= 1 or not self.has_prefix_cache:
             return
         n_passed = max(n_computed - 1, 0) // self.block_size
+        group = held.states[0]
+        gone = [i for i in range(min(n_passed, len(group)) - 1, held.n_dropped - 1, -1) if group[i] is not None]
         last = held.last_state
+        is_last_gone = last is not None and last < self.blocks_of(n_computed) - 1 and group[last] is not None
+        if last is not None and is_last_gone and last not in gone:
+            gone.append(last)
         for group in held.states:
-            gone = []
-            for i in range(min(n_passed, len(group)) - 1, held.n_dropped - 1, -1):
-                block = group[i]
-                if block is not None:
-                    gone.append(block)
-                    group[i] = None
-            if last is not None and last < self.blocks_of(n_computed) - 1:
-                block = group[last]
-                if block is not None:
-                    gone.append(block)
-                    group[last] = None
-            self.pool.give_back(gone)
+            self.pool.give_back([block for i in gone if (block := group[i]) is not None])
+            for i in gone:
+                group[i] = None
+        held.n_states -= len(gone)
         held.n_dropped = min(max(n_passed, held.n_dropped), len(held.attention))
 
     def _name(self, held: Held, line: Line, n_full: int) -> None:

@@ -197,6 +197,12 @@ class Scheduler:
                 most = n - 1
         return least
 
+    def stays_quiet(self, plan: Plan | None) -> bool:
+        """Whether a step goes on as planned if one more request arrives: it could not enter before the next."""
+        if plan is None or not plan.is_quiet or self._policy != "fcfs":
+            return False
+        return len(self.waiting) > 0 or len(self.running) >= self._max_num_seqs
+
     def extend(self, plan: Plan, n_steps: int) -> None:
         """Schedule `n_steps` more steps like a quiet one, at once."""
         for call in plan.calls:
@@ -211,7 +217,7 @@ class Scheduler:
 
     def _steps_in_block(self, call: Call) -> int:
         """Steps until a hybrid request's states move, this one included."""
-        if any(sum(block is not None for block in group) > 1 for group in call.held.states):
+        if call.held.n_states > 1:
             return 1
         return len(call.held.attention) * self.cache.block_size - call.n_computed + 1
 

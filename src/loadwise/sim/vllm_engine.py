@@ -143,7 +143,8 @@ class VllmEngine:
         self._check_fits(request)
         if len(self.scheduler.waiting) >= self.spec.max_waiting:
             raise Overloaded(f"{len(self.scheduler.waiting)} requests wait; the limit is {self.spec.max_waiting}")
-        self._end_macro_step()
+        if not self.scheduler.stays_quiet(self._plan):
+            self._end_macro_step()
         self._n_arrived += 1
         call = Call(request, self._contents.open(request), self._n_arrived, self.cache.n_state_groups)
         self._calls[request.request_id] = call
