@@ -312,7 +312,7 @@ def test_a_changed_configuration_starts_and_keeps_what_fits(tmp_path: Path, name
                     backend = answer.headers["x-loadwise-backend"]
                     assert again.router.backends.by_id[backend].spec.model == model
                 else:
-                    assert answer.status == 503
+                    assert (answer.status, answer.error["code"]) == (409, "model_removed")
                 program = again.program(program_id)
                 if program is not None and program.n_turns:
                     assert (await again.verdict(program_id)).json["credited"] is True

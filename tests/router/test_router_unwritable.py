@@ -57,10 +57,6 @@ def test_a_turn_that_cannot_be_written_is_refused_with_400(more):
     [
         turn(turn_id=HUGE),
         turn(turn_id=1, tenant=HALF),
-        e.AttemptEnded(
-            at_s=1.0, turn_id=1, attempt=1, outcome=AttemptOutcome.COMPLETED, usage=Usage(prompt_tokens=HUGE)
-        ),
-        e.AttemptEnded(at_s=1.0, turn_id=1, attempt=1, outcome=AttemptOutcome.BROKEN, detail=HALF),
         e.TurnAbandoned(at_s=1.0, turn_id=HUGE),
         e.ProgramEnded(at_s=1.0, program_id="p", reason=EndReason.FINISH, artefacts={"x": HALF}),
         e.VerdictArrived(at_s=1.0, program_id="p", verdict=Verdict(verdict=VerdictKind.PASS, verifier=HALF)),
@@ -78,6 +74,21 @@ def test_any_other_event_that_cannot_be_written_is_counted(event):
     assert [command for command in h.stack.handle(event) if type(command) is not c.SetTimer] == []
     assert h.router.counts.malformed == before + 1
     assert list(h.router.turns) == [1]
+    h.stack.check()
+    assert h.stack.dump()
+
+
+@pytest.mark.parametrize("outcome", [AttemptOutcome.COMPLETED, AttemptOutcome.IDLE_TIMEOUT])
+def test_an_attempt_that_ended_has_ended_whatever_is_said_of_it(outcome):
+    """The turn does not stay open, nothing stays reserved for it, and what cannot be written is not kept."""
+    h = opened()
+    usage = Usage(prompt_tokens=HUGE, completion_tokens=HUGE)
+    ended = e.AttemptEnded(
+        at_s=1.0, turn_id=1, attempt=1, outcome=outcome, usage=usage, first_byte_at_s=0.5, detail=HALF
+    )
+    h.stack.handle(ended)
+    assert not h.router.turns and h.router.backends.by_id["a"].n_running == 0
+    assert h.router.counts.malformed >= 1
     h.stack.check()
     assert h.stack.dump()
 

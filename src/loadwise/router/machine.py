@@ -76,6 +76,13 @@ def _is_writable(event: e.Event) -> bool:
     return True
 
 
+def _writable(event: e.AttemptEnded) -> e.AttemptEnded:
+    """The same end of an attempt, with the largest number there is where its usage says a larger one."""
+    usage = event.usage
+    counts = {name: min(getattr(usage, name), TURN_IDS[1]) for name in usage.__struct_fields__ if name != "is_exact"}
+    return msgspec.structs.replace(event, usage=msgspec.structs.replace(usage, **counts), status=0, detail="")
+
+
 class Router:
     """Subsystem 1 as a machine; see the module's theory of operation."""
 
@@ -187,6 +194,8 @@ class Router:
         """Nothing of it may enter the state, or no dump could be written; a client is still told."""
         if isinstance(event, e.TurnArrived) and TURN_IDS[0] <= event.turn_id <= TURN_IDS[1]:
             self._arriving.refuse_unwritable(event)
+        elif isinstance(event, e.AttemptEnded):
+            self._handler_by_event[e.AttemptEnded](_writable(event))  # an attempt that ended has ended
         else:
             self.desk.counts.malformed += 1
 
