@@ -100,15 +100,15 @@ def parse(raw: bytes) -> Answer:
 
 
 def _unchunk(body: bytes) -> bytes:
-    whole = b""
-    while body:
-        size, _, rest = body.partition(b"\r\n")
-        n_bytes = int(size, 16)
+    pieces, at = [], 0
+    while True:
+        line_end = body.index(b"\r\n", at)
+        n_bytes, at = int(body[at:line_end], 16), line_end + 2
         if n_bytes == 0:
-            assert rest == b"\r\n", rest
-            return whole
-        whole, body = whole + rest[:n_bytes], rest[n_bytes + 2 :]
-    raise AssertionError("the last chunk is missing")
+            assert body[at:] == b"\r\n", body[at:]
+            return b"".join(pieces)
+        pieces.append(body[at : at + n_bytes])
+        at += n_bytes + 2
 
 
 class Site:
