@@ -20,6 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as `loadwise serve` does, before numpy is loaded
+
 import numpy as np
 
 from bench import result

@@ -61,6 +61,18 @@ def test_names_that_are_not_there_are_attribute_errors() -> None:
         loadwise.opne_stack  # noqa: B018
 
 
+@pytest.mark.parametrize("name", ["events", "commands"])
+def test_the_vocabulary_is_whole_as_attribute_and_as_module(name: str) -> None:
+    """`loadwise.events` and `loadwise.commands` can be imported, and hold each of the kernel's facts itself."""
+    module = importlib.import_module(f"loadwise.{name}")
+    assert getattr(loadwise, name) is module
+    kernel = importlib.import_module(f"loadwise.kernel.{name}")
+    spoken = {kind.__name__ for kind in getattr(kernel, {"events": "Event", "commands": "Command"}[name]).__args__}
+    assert spoken <= set(module.__all__)
+    for exported in module.__all__:
+        assert getattr(module, exported) is getattr(kernel, exported)
+
+
 def test_import_loads_nothing_heavy() -> None:
     """`import loadwise` loads no web library, no numeric library and no model runtime."""
     assert not HEAVY & loaded_after("import loadwise")

@@ -12,16 +12,20 @@ that cannot be started are skipped and counted (`skipped`).
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import os
 import shutil
 import socket
+import statistics
 import subprocess
 import sys
 import venv
 from pathlib import Path
 
+from bench import result
+from bench.figures import check
 from bench.http_stack import load, pinned
-from bench.report import check, load_average, middle, parser, print_report, report, say
 
 CONNECTIONS = 32
 CANDIDATES = ("protocols", "uvicorn", "aiohttp", "starlette")
@@ -34,9 +38,14 @@ Runs = dict[str, list[float]]
 
 def main() -> None:
     """Measure and print."""
-    options = parser("bench.http_stack", "The same relay on four HTTP stacks.").parse_args()
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.http_stack", description="The same relay on four HTTP stacks."
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    parser.add_argument("--quick", action="store_true", help="finish within a minute, with wider error")
+    options = parser.parse_args()
     rounds, seconds = (2, 1) if options.quick else (5, 3)
-    load_before = load_average()
+    load_before = os.getloadavg()[0]
     proxy_core, other_core = pinned.cores()
     python = _environment()
     runs: Runs = {}
@@ -52,7 +61,7 @@ def main() -> None:
         for number in range(rounds):
             for name, (url, process) in urls.items():
                 _measure(runs, name, url, process, other_core, seconds)
-            say(f"round {number + 1} of {rounds}, load {load_average()}")
+            _say(f"round {number + 1} of {rounds}, load {os.getloadavg()[0]}")
     _print(runs, load_before, len(urls) - 1, rounds, seconds, options.json)
 
 
@@ -75,13 +84,14 @@ def _print(runs: Runs, load_before: float, started: int, rounds: int, seconds: f
         if key.endswith(".errors"):
             values[key] = sum(figures)
         else:
-            values[key], ci95[key] = middle(figures)
+            values[key], ci95[key] = statistics.median(figures), (min(figures), max(figures))
     values["skipped"] = len(CANDIDATES) - started
-    checks = [check(values, f"protocols.{kind}.errors", "<=", 0) for kind in ("plain", "stream")]
+    checks = [check(key, "<=", 0, values.get(key)) for key in ("protocols.plain.errors", "protocols.stream.errors")]
     for kind in ("plain", "stream"):
         others = [values[key] for name in CANDIDATES[1:] if (key := f"{name}.{kind}.cpu_us") in values]
         if others:
-            checks.append(check(values, f"protocols.{kind}.cpu_us", "<=", min(others)))
+            key = f"protocols.{kind}.cpu_us"
+            checks.append(check(key, "<=", min(others), values.get(key)))
     proxy_core, other_core = pinned.cores()
     config = {
         "connections": CONNECTIONS,
@@ -91,9 +101,9 @@ def _print(runs: Runs, load_before: float, started: int, rounds: int, seconds: f
         "cores_shared": proxy_core == other_core,
         "load": "wrk" if shutil.which("wrk") else "own client (wrk is not installed)",
         "interval": "range of the rounds",
+        "load_average": [load_before, os.getloadavg()[0]],
     }
-    made = report("bench.http_stack", values, load_before=load_before, config=config, ci95=ci95, checks=checks)
-    print_report(made, as_json=as_json)
+    result.show(result.build("http_stack", values=values, config=config, ci95=ci95, checks=checks), as_json=as_json)
 
 
 def _start(name: str, python: str | None, engine: str, core: int) -> tuple[str, pinned.Pinned] | None:
@@ -106,7 +116,7 @@ def _start(name: str, python: str | None, engine: str, core: int) -> tuple[str, 
     try:
         process.wait_until_ready(f"{url}/v1/models")
     except RuntimeError as problem:
-        say(f"skipped {name}: {problem}")
+        _say(f"skipped {name}: {problem}")
         process.end()
         return None
     return url, process
@@ -119,7 +129,7 @@ def _environment() -> str | None:
     wanted = _REQUIREMENTS.read_text()
     if done.exists() and done.read_text() == wanted:
         return str(python)
-    say(f"making {_ENVIRONMENT}")
+    _say(f"making {_ENVIRONMENT}")
     try:
         venv.create(_ENVIRONMENT, with_pip=True, clear=True)
         command = [
@@ -134,7 +144,7 @@ def _environment() -> str | None:
         ]
         subprocess.run(command, check=True, capture_output=True, timeout=600)
     except (OSError, subprocess.SubprocessError) as problem:
-        say(f"no environment for the other candidates: {problem}")
+        _say(f"no environment for the other candidates: {problem}")
         return None
     done.write_text(wanted)
     return str(python)
@@ -144,6 +154,10 @@ def _free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from . import commands as commands
+    from . import events as events
     from .client import program as program
-    from .kernel import commands as commands
-    from .kernel import events as events
     from .kernel.stack import Stack as Stack
     from .settings import Config as Config
     from .settings import load_config as load_config
@@ -24,14 +24,14 @@ _HOME_BY_NAME = {
     "open_stack": "loadwise.settings",
     "program": "loadwise.client",
 }
-_MODULE_BY_NAME = {"commands": "loadwise.kernel.commands", "events": "loadwise.kernel.events"}
+_MODULES = ("commands", "events")
 
 __all__ = ["Config", "Stack", "__version__", "commands", "events", "load_config", "open_stack", "program"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULE_BY_NAME:
-        return import_module(_MODULE_BY_NAME[name])
+    if name in _MODULES:
+        return import_module(f"loadwise.{name}")
     if name in _HOME_BY_NAME:
         return getattr(import_module(_HOME_BY_NAME[name]), name)
     raise AttributeError(f"module 'loadwise' has no attribute {name!r}")

@@ -4,7 +4,7 @@ An unknown key is an error that lists the valid ones. Presets are data (`presets
 shape as a pool file, and every explicit value wins over it.
 """
 
-import hashlib
+import importlib
 import math
 from collections.abc import Mapping
 from importlib import resources
@@ -22,7 +22,7 @@ from loadwise.kernel.pool import BackendSpec, ModelSpec
 from loadwise.kernel.stack import Stack
 from loadwise.kernel.streams import Streams
 from loadwise.policy.base import Candidate, Context, Policy
-from loadwise.policy.registry import PolicySpec, make_policy, named_candidates
+from loadwise.policy.registry import PolicySpec, Resolve, is_path, make_policy, named_candidates
 from loadwise.router.config import RouterConfig
 from loadwise.router.machine import EXTERNAL, Router
 from loadwise.router.pool import BACKENDS_MAX, MODELS_MAX
@@ -30,6 +30,9 @@ from loadwise.router.pool import BACKENDS_MAX, MODELS_MAX
 _T = TypeVar("_T")
 
 DEFAULT_PRESET = "loadwise"
+
+SEEDS = 1 << 64
+"""Seeds are below it: a journal holds no longer integer, and more bits would change nothing."""
 
 VERIFIER_KINDS = (
     EXTERNAL,
@@ -47,6 +50,9 @@ VERIFIER_KINDS = (
     "human",
     "fusion",
 )
+
+RUN_VERIFIER_KINDS = frozenset({EXTERNAL})
+"""Kinds that need no runner, or have one. The others are accepted, and arrive with the verification subsystem."""
 
 _LIFTED = {
     "seconds_per_point": "trade",
@@ -126,9 +132,14 @@ class Config(Fact, frozen=True, kw_only=True):
                     f"router.policy names {candidate!r}, which is not in models: {', '.join(self.models)}"
                 )
 
-    def digest(self) -> str:
-        """Sixteen hexadecimal digits that change with the configuration of the stack."""
-        return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:16]
+    @property
+    def unrun_verifiers(self) -> dict[str, str]:
+        """Task types and the kinds of their verifiers, where nothing here runs that kind yet.
+
+        Their programs wait for a verdict that somebody has to report; a host says so when it starts.
+        """
+        kinds = {name: spec.verifier.kind for name, spec in self.task_types.items()}
+        return {name: kind for name, kind in kinds.items() if kind not in RUN_VERIFIER_KINDS}
 
 
 def load_config(path: str | Path) -> Config:
@@ -139,7 +150,7 @@ def load_config(path: str | Path) -> Config:
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # not UTF-8, or a path that no file can have
         raise ConfigError(f"pool file {str(path)!r} cannot be read: {error}") from error
     return parse_config(parse_yaml(text, where=str(path)), where=str(path))
 
@@ -162,6 +173,9 @@ def parse_config(mapping: Mapping[str, Any], *, where: str = "config") -> Config
     >>> config.router.policy.name, config.router.trade.wait_weight
     ('linucb', 0.5)
     """
+    if not isinstance(mapping, Mapping):
+        raise ConfigError(f"{where} is {mapping!r}; it must be a mapping")
+    require_unicode(mapping, where)
     said = dict(mapping)
     preset = said.get("preset", DEFAULT_PRESET)
     if preset not in preset_names():
@@ -175,20 +189,99 @@ def parse_config(mapping: Mapping[str, Any], *, where: str = "config") -> Config
     return convert(merged, Config, where=where)
 
 
-def open_stack(config: Config | Mapping[str, Any] | str | Path, seed: int = 0) -> Stack:
+def open_stack(
+    config: Config | Mapping[str, Any] | str | Path,
+    seed: int = 0,
+    *,
+    resolve: Resolve | None = None,
+) -> Stack:
     """Build the stack of machines for a configuration, ready for its first event.
 
     Args:
         config: a `Config`, a mapping of the pool file's shape, or a path to one.
-        seed: fixes all chance; equal seeds and equal events give equal commands.
+        seed: fixes all chance; equal seeds and equal events give equal commands. In [-2**63, 2**64).
+        resolve: what a dotted path of the configuration leads to; None imports it (`import_class`). A configuration
+            that its user wrote may name any; one that came in a journal is somebody else's word.
+
+    Raises:
+        ConfigError: what the configuration says is not allowed, or the seed is out of its range.
     """
+    require_seed(seed)
     if isinstance(config, str | Path):
         config = load_config(config)
-    elif not isinstance(config, Config):
+    elif isinstance(config, Config):
+        require_unicode(config, "config")
+    else:
         config = parse_config(config)
     verifiers = {name: spec.verifier.kind for name, spec in config.task_types.items()}
-    router = Router(config.models, config.backends, config.router, verifiers, seed)
+    router = Router(config.models, config.backends, config.router, verifiers, seed, resolve=resolve or import_class)
     return Stack({"router": router}, dict.fromkeys(router.heard_events, "router"))
+
+
+def require_seed(seed: int) -> None:
+    """Refuse what is no seed.
+
+    Raises:
+        ConfigError: it is not a whole number in [-2**63, 2**64).
+    """
+    if not isinstance(seed, int) or isinstance(seed, bool) or not -SEEDS // 2 <= seed < SEEDS:
+        raise ConfigError(f"seed is {seed!r}; it must be >= -2**63 and < 2**64, and whole")
+
+
+def require_unicode(said: Any, where: str) -> None:
+    """Refuse text that no journal could hold: YAML and JSON can write half of a surrogate pair, UTF-8 cannot.
+
+    Raises:
+        ConfigError: some key or value holds a lone surrogate; the message names its place.
+    """
+    seen: dict[int, Any] = {}  # a YAML alias can hold itself; what is kept here keeps its identity
+    left: list[tuple[Any, str]] = [(said, where)]
+    while left:
+        value, place = left.pop()
+        if isinstance(value, msgspec.Struct):
+            value = msgspec.structs.asdict(value)
+        if isinstance(value, str):
+            if any("\ud800" <= char <= "\udfff" for char in value):
+                raise ConfigError(f"{place} is {value!r}; it holds half of a surrogate pair, which is no character")
+        elif isinstance(value, Mapping | list | tuple) and id(value) not in seen:
+            seen[id(value)] = value
+            if isinstance(value, Mapping):
+                left += [(key, f"{place}: a key") for key in value]
+                left += [(item, f"{place}: {ascii(key)[1:-1]}") for key, item in value.items()]
+            else:
+                left += [(item, f"{place}[{index}]") for index, item in enumerate(value)]
+
+
+def with_embedder(config: Config, version: str) -> Config:
+    """The configuration with the version of the embedder that its host runs.
+
+    Components of another embedder mean something else: its version is part of the context's, so learners begin anew.
+    """
+    context = msgspec.structs.replace(config.router.context, embedder=version)
+    return msgspec.structs.replace(config, router=msgspec.structs.replace(config.router, context=context))
+
+
+def policy_classes(config: Config) -> frozenset[str]:
+    """Dotted paths of users' classes that a configuration names."""
+    return frozenset(spec.name for spec in (config.router.policy, config.router.replica_policy) if is_path(spec.name))
+
+
+def import_class(path: str) -> Any:
+    """What a dotted path names.
+
+    Raises:
+        ConfigError: it is not of the form 'package.module:Class', or there is no such thing.
+    """
+    module_name, _, class_name = path.partition(":")
+    if not all(part.isidentifier() for part in (*module_name.split("."), *class_name.split("."))):
+        raise ConfigError(f"policy {path!r} is not of the form 'package.module:Class'")
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in class_name.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # importing a user's module may raise anything
+        raise ConfigError(f"policy {path!r} cannot be loaded: {error}") from error
+    return found
 
 
 def config_from_builtins(plain: Any) -> Config:
@@ -283,7 +376,7 @@ def _shape_router(flat: dict[Any, Any], task_types: Any, where: str) -> dict[str
 
 def _made(policy: dict[str, Any], where: str) -> Policy:
     try:
-        return make_policy(PolicySpec(name=policy["name"], options=policy["options"]))
+        return make_policy(PolicySpec(name=policy["name"], options=policy["options"]), resolve=import_class)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error.message}") from error
 
@@ -297,8 +390,9 @@ def _require_replica_policy(policy: dict[str, Any], where: str) -> None:
     made = _made(policy, where)
     try:
         made.choose(Context(decision_id=1, x=np.zeros(0)), candidates, Streams(0).at("replica", 1))
-    except Error as error:
-        raise ConfigError(f"{where}: {policy['name']!r} cannot choose without a context: {error.message}") from error
+    except Exception as error:  # a user's class may raise anything
+        what = error.message if isinstance(error, Error) else f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{where}: {policy['name']!r} cannot choose without a context: {what}") from error
 
 
 def _check_keys(value: Any, kind: Any, where: str) -> None:

@@ -11,7 +11,6 @@ import uvloop
 
 from bench.engine_stub import STREAM_CHUNKS, Stub
 from bench.http_stack import load, pinned
-from bench.report import check, middle, print_report, report
 from loadwise.wire.client import Answer, Upstream
 from loadwise.wire.exchange import Exchange
 from loadwise.wire.server import Server
@@ -87,28 +86,6 @@ def test_load_counts_only_good_answers(rate_per_s: float, fails: bool) -> None:
     assert set(seen) == {b"bench-0", b"bench-1"}
     assert (done.rps == 0) == fails and (done.p50_ms is None) == fails
     assert not rate_per_s or len(seen) == 40
-
-
-def test_a_report_has_the_frozen_keys(capsys: pytest.CaptureFixture[str]) -> None:
-    """One JSON object with exactly the schema's keys, and a table that names every figure."""
-    values = {"a.rps": 123456.789, "b": 2.0}
-    checks = [check(values, "a.rps", ">=", 5), check(values, "b", "<=", 1), check(values, "missing", "<=", 1)]
-    made = report("bench.x", values, load_before=0.5, ci95={"b": (1, 3)}, peers={"p": {"b": 1.0}}, checks=checks)
-    print_report(made, as_json=True)
-    printed = json.loads(capsys.readouterr().out)
-    assert list(printed) == (
-        ["name", "version", "commit", "machine", "seeds", "config", "values", "ci95", "peers", "checks"]
-    )
-    assert printed["values"]["a.rps"] == 123460 and printed["ci95"] == {"b": [1, 3]}
-    assert [stated["holds"] for stated in printed["checks"]] == [True, False, False]
-    print_report(made, as_json=False)
-    table = capsys.readouterr().out
-    assert "a.rps" in table and "BROKEN b <= 1" in table
-
-
-def test_the_middle_of_runs_is_their_median_with_their_range() -> None:
-    """One slow run does not move the figure."""
-    assert middle([5, 1, 3, 2, 100]) == (3, (1, 100))
 
 
 def test_the_load_script_carries_the_body_byte_for_byte() -> None:

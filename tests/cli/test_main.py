@@ -54,7 +54,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["journal"], "VERB"),
         (["journal", "eat", "x"], "'eat'"),
         (["why"], "PROGRAM"),
-        (["emulate"], "either models or a scenario"),
+        (["emulate"], "not both"),
         (["demo", "--n", "0"], "--n is 0"),
         (["demo", "--gguf", "big"], "NAME=PATH"),
         (["demo", "--gguf", "big=/no/such/file"], "/no/such/file"),

@@ -136,6 +136,7 @@ def test_a_place_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 def resumed(path: Path, **options: Any) -> tuple[JournalWriter, Any, Index]:
     path.mkdir(exist_ok=True)
     opened = Index(path / files.INDEX_NAME)
+    options = {"ends_with_snapshot": False, **options}  # as after a crash
     writer, recovered = resume(path, header(), make_machine, index=opened, **options)
     return writer, recovered, opened
 
@@ -175,16 +176,64 @@ def test_recovery_catches_the_index_up(segment_bytes: int, tmp_path: Path) -> No
 
 
 def test_a_lost_index_is_rebuilt(tmp_path: Path) -> None:
-    """With the file gone, recovery goes back as far as the index needs, past the snapshots."""
+    """With the file gone, recovery starts from its snapshot all the same, and the index is filled meanwhile."""
     writer, recovered, opened = resumed(tmp_path / "j", segment_bytes=3000)
     write(writer, recovered.machine, life(20))
     writer.close()
     opened.close()
     (tmp_path / "j" / files.INDEX_NAME).unlink()
     writer, recovered, opened = resumed(tmp_path / "j")
-    assert recovered.n_replayed == 120
+    assert recovered.n_replayed < 120
+    assert "the index lacks programs archived from sequence 1 to" in recovered.messages[0]
+    recovered.refill.wait()
     assert programs(opened) == sorted(f"p{i}" for i in range(20))
+    assert "the index is filled again" in opened.messages[-1]
     crash(writer, opened)
+
+
+def test_an_index_that_closes_is_not_filled_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that stops does not wait for the past."""
+    writer, recovered, opened = resumed(tmp_path / "j", segment_bytes=3000)
+    write(writer, recovered.machine, life(20))
+    writer.close()
+    opened.close()
+    (tmp_path / "j" / files.INDEX_NAME).unlink()
+    monkeypatch.setattr(Index, "closes_within", lambda self, seconds: True)
+    writer, recovered, opened = resumed(tmp_path / "j")
+    recovered.refill.wait()
+    assert "p0" not in programs(opened) or len(programs(opened)) < 20
+    crash(writer, opened)
+
+
+def test_an_index_that_cannot_be_read_answers_unknown(tmp_path: Path) -> None:
+    """Its host goes on serving, hears of it once, and the next start fills a new one."""
+    writer, recovered, opened = resumed(tmp_path / "j")
+    write(writer, recovered.machine, life(3))
+    opened.flush(18)
+    with opened._writer:
+        opened._writer.execute("UPDATE programs SET record = x'ff'")
+    for _ in range(3):
+        assert opened.get("p0") is None and opened.recent() == []
+    assert len(opened.messages) == 1 and "count as unknown" in opened.messages[0]
+    writer.close()
+    opened.close()
+    assert (tmp_path / "j" / (files.INDEX_NAME + ".broken")).exists()
+    writer, recovered, opened = resumed(tmp_path / "j")
+    assert programs(opened) == ["p0", "p1", "p2"]
+    crash(writer, opened)
+
+
+def test_a_record_is_not_replaced_by_an_older_one(tmp_path: Path) -> None:
+    """The past is filled in while the present goes on, and a name may have been used twice."""
+    opened = Index(tmp_path / "i.sqlite")
+    for sequence, order in ((9, "before"), (3, "after"), (4, "written")):
+        opened.add(sequence, ProgramRecord(program_id="p", state=ProgramState.CLOSED, verifier=order))
+    opened.flush()
+    opened.add(5, ProgramRecord(program_id="p", state=ProgramState.CLOSED, verifier="late"))
+    opened.flush()
+    found = opened.get("p")
+    assert found is not None and found.verifier == "before"
+    opened.close()
 
 
 def test_what_cannot_be_rebuilt_is_said(tmp_path: Path) -> None:
@@ -231,6 +280,7 @@ def test_a_failing_index_does_not_stop_the_journal(tmp_path: Path, monkeypatch: 
         opened.close()
     assert files.list_segments(tmp_path / "j")[0].number == 1
     writer, recovered, opened = resumed(tmp_path / "j")
+    recovered.refill.wait()
     assert programs(opened) == sorted(f"p{i}" for i in range(20))
     crash(writer, opened)
 

@@ -1,6 +1,7 @@
 """After any death of its writer, a journal gives back the machine that wrote it."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -8,20 +9,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from journal_fakes import FakeMachine, header, journal, life, make_machine, write
 
 from loadwise.journal import files
-from loadwise.journal.entry import Header
+from loadwise.journal.entry import Header, make_header
 from loadwise.journal.parity import replay
 from loadwise.journal.reader import Damage, read
 from loadwise.journal.recover import recover, resume
-from loadwise.journal.snapshot import read_snapshot
+from loadwise.journal.snapshot import SNAPSHOT_SPACING, read_snapshot
 from loadwise.journal.store import JournalWriter
 from loadwise.kernel.errors import JournalError
 from loadwise.kernel.events import HostRestarted, TurnArrived
+from loadwise.kernel.stack import Stack
+from loadwise.settings import open_stack, parse_config
 
 HERE = Path(__file__).parent
 
@@ -151,6 +155,102 @@ def test_a_machine_that_answers_otherwise_is_told(tmp_path: Path) -> None:
     assert "led to other commands than recorded, first sequence" in recovered.messages[0]
 
 
+POOL = {
+    "models": {"cheap": {}, "dear": {"usd_per_million": {"input": 9}}},
+    "backends": [{"name": "a", "model": "cheap"}, {"name": "b", "model": "dear"}],
+}
+
+
+def stack_of(policy: dict[str, Any], seed: int = 1) -> Stack:
+    return open_stack({**POOL, "router": {"policy": policy}}, seed)
+
+
+@pytest.mark.parametrize("policy", ["lints", "random", "mixing"])
+def test_recovery_takes_decisions_as_they_were_recorded(policy: str, tmp_path: Path) -> None:
+    """Another policy, seed or linear algebra does not choose anew what was carried out: bindings stand."""
+    options = {"weights": {"cheap": 0.5, "dear": 0.5}} if policy == "mixing" else {}
+    stack = stack_of({"name": policy, "options": options})
+    with JournalWriter(tmp_path / "j", header()) as writer:
+        for n in range(20):
+            event = TurnArrived(at_s=float(n), turn_id=n + 1, program_id=f"p{n}")
+            writer.append(event, stack.handle(event))
+    models = [program.model for program in stack.machine_by_name["router"].table.by_id.values()]
+    assert len(set(models)) == 2
+    other = stack_of({"name": "fixed", "options": {"candidate": "cheap"}}, seed=9)
+    recovered = recover(tmp_path / "j", lambda of: other)
+    assert recovered.machine is other
+    assert [program.model for program in other.machine_by_name["router"].table.by_id.values()] == models
+    assert not any("could not be followed" in message for message in recovered.messages)
+    assert replay(tmp_path / "j", lambda of: stack_of({"name": policy, "options": options})).holds
+    assert not replay(tmp_path / "j", lambda of: stack_of({"name": "fixed", "options": {"candidate": "cheap"}})).holds
+
+
+def test_decisions_that_cannot_be_followed_are_told(tmp_path: Path) -> None:
+    """The model that ran is no candidate any more."""
+    stack = stack_of({"name": "fixed", "options": {"candidate": "dear"}})
+    event = TurnArrived(at_s=0.0, turn_id=1, program_id="p")
+    with JournalWriter(tmp_path / "j", header()) as writer:
+        writer.append(event, stack.handle(event))
+    smaller = {"models": {"cheap": {}}, "backends": [{"name": "a", "model": "cheap"}]}
+    recovered = recover(tmp_path / "j", lambda of: open_stack(smaller, 1))
+    assert "1 recorded decisions could not be followed" in recovered.messages[-1]
+
+
+def test_a_clean_end_leaves_nothing_to_replay(tmp_path: Path) -> None:
+    """However often a host starts and stops; where nothing happened no segment is begun."""
+    for n in range(3):
+        writer, recovered = resume(tmp_path / "j", header(), make_machine)
+        assert recovered.n_replayed == 0 and recovered.messages == ()
+        write(writer, recovered.machine, life(2, first=2 * n))
+        writer.close()
+    n_segments = len(files.list_segments(tmp_path / "j"))
+    for _ in range(3):
+        resume(tmp_path / "j", header(), make_machine)[0].close()
+    assert len(files.list_segments(tmp_path / "j")) == n_segments
+    assert replay(tmp_path / "j", make_machine).holds
+
+
+def test_a_machine_that_cannot_be_dumped_goes_without_snapshots(tmp_path: Path) -> None:
+    """The journal is whole all the same, and its host hears why at once."""
+    heard: list[str] = []
+    writer, recovered = resume(tmp_path / "j", header(), make_machine, segment_bytes=3000)
+    writer.on_message = heard.append
+    writer.dump = lambda: 1 // 0
+    write(writer, recovered.machine, life(20))
+    writer.close()
+    assert heard and all("could not be dumped (integer division or modulo by zero)" in message for message in heard)
+    assert list(writer.messages) == heard
+    assert recover(tmp_path / "j", make_machine).n_replayed == 120
+
+
+def test_a_machine_that_knows_more_than_the_journal_leaves_no_snapshot(tmp_path: Path) -> None:
+    """An event whose entry was refused has not happened; the next start must not find its traces."""
+    of = make_header(msgspec.to_builtins(parse_config(POOL)), seed=1)
+    writer, recovered = resume(tmp_path / "j", of)
+    for n in range(3):
+        event = TurnArrived(at_s=float(n), turn_id=n + 1, program_id=f"p{n}")
+        commands = recovered.machine.handle(event)
+        if n < 2:
+            writer.append(event, commands)
+    writer.close()
+    assert any("events that are not journaled" in message for message in writer.messages)
+    writer, recovered = resume(tmp_path / "j", of)
+    assert recovered.n_replayed == 2
+    writer.close()
+    assert replay(tmp_path / "j").holds
+
+
+def test_old_snapshots_stay_at_intervals(tmp_path: Path) -> None:
+    """What happened long ago is explained from the nearest, not from the first day."""
+    writer, recovered = resume(tmp_path / "j", header(), make_machine, segment_bytes=1000)
+    write(writer, recovered.machine, life(80))
+    writer.close()
+    numbers = [s.number for s in files.list_snapshots(tmp_path / "j")]
+    n_segments = len(files.list_segments(tmp_path / "j"))
+    assert n_segments > 3 * SNAPSHOT_SPACING
+    assert numbers == [n for n in range(2, n_segments + 1) if n % SNAPSHOT_SPACING == 0 or n > n_segments - 2]
+
+
 def test_a_host_resumes(tmp_path: Path) -> None:
     """Over many restarts, with rotation and a torn tail, the journal replays as one life."""
     events = life(12)
@@ -178,10 +278,11 @@ def test_a_changed_configuration_takes_over_the_state(tmp_path: Path) -> None:
         machine = recovered.machine
         assert isinstance(machine, FakeMachine)
         assert (machine.n_decisions, machine._bonus) == (first, 0.9)
+        assert recovered.n_replayed == (36 if first == 6 else 0), "a clean end leaves nothing to replay"
         write(writer, machine, life(6, first=first))
         writer.close()
     assert recovered.header.config == {"bonus": 0.9}
-    assert len(files.list_segments(tmp_path / "j")) == 2
+    assert len(files.list_segments(tmp_path / "j")) == 4
     assert replay(tmp_path / "j", make_machine).holds
     assert recover(tmp_path / "j", make_machine).machine.dump() == machine.dump()
 
@@ -239,3 +340,24 @@ def test_a_snapshot_that_cannot_be_written_is_a_message(tmp_path: Path, monkeypa
         write(writer, machine, life(6))
     assert "snapshot of segment 2 was not written: [Errno 28] No space left on device" in writer.messages
     assert recover(tmp_path / "j", make_machine).machine.dump() == machine.dump()
+
+
+def test_a_segment_torn_inside_its_header_is_dropped(tmp_path: Path) -> None:
+    """Cut at any byte of a segment that has no entry yet, the journal ends with the segment before it."""
+    source = tmp_path / "whole"
+    writer, recovered = resume(source, header(), make_machine)
+    write(writer, recovered.machine, life(6))
+    n_entries = writer.last_sequence
+    writer.rotate()
+    writer.close()
+    last = sorted(source.glob("*.journal"))[-1]
+    raw = last.read_bytes()
+    for n_bytes in range(len(raw)):
+        path = tmp_path / str(n_bytes)
+        shutil.copytree(source, path)
+        (path / last.name).write_bytes(raw[:n_bytes])
+        assert sum(1 for _ in read(path)) == n_entries
+        again, found = resume(path, header(), make_machine)
+        assert found.next_sequence == n_entries + 1
+        assert any("torn tail" in message for message in found.messages)
+        again.close()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from loadwise.kernel import events as e
 from loadwise.kernel.commands import Command
-from loadwise.kernel.errors import ConfigError, Error, LawBroken, Overloaded, RateLimited, Unprocessable
+from loadwise.kernel.errors import ConfigError, Error, LawBroken, Overloaded, Unprocessable
 from loadwise.kernel.pool import DEFAULT_SLOTS, BackendSpec, CapacityUnit, ModelSpec, Price, Signal, price_usd
 from loadwise.kernel.stack import Stack
 from loadwise.kernel.streams import Streams
@@ -182,7 +182,7 @@ def test_every_event_and_command_survives_the_journal():
 
 def test_errors_carry_what_http_needs():
     """Status and stable code; every class of the tree has both."""
-    assert Overloaded("full", retry_after_s=2.0).retry_after_s == 2.0 and RateLimited.status == 429
+    assert Overloaded("full", retry_after_s=2.0).retry_after_s == 2.0 and Overloaded.status == 503
     assert Error("x", code="special", param="p").code == "special"
     assert str(LawBroken("L4", "story")) == "L4 broken: story"
     pending = [Error]

@@ -228,3 +228,17 @@ def test_the_policy_too_is_chosen_on_the_other_half(folder: Path, capsys: pytest
     assert values["chosen.best.over_hull_cross_fitted_pp"] == values["linucb.best.over_hull_cross_fitted_pp"]
     assert values["cascade.best.over_hull_cross_fitted_pp"] > values["linucb.best.over_hull_cross_fitted_pp"]
     assert not any(name.startswith("chosen") for name in replay(capsys, folder, *more, "--policies", "lints")["values"])
+
+
+@pytest.mark.parametrize("seed", [-(2**63) - 1, 2**64, 10**30])
+def test_seeds_are_those_of_simulate(folder: Path, capsys: pytest.CaptureFixture[str], seed: int) -> None:
+    """A seed that `simulate` refuses is refused here in the same words, before anything is read."""
+    assert main(argv(folder, "--json", "--seed", str(seed))) == 2
+    assert f"seed is {seed}; it must be >= -2**63 and < 2**64" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seed", [-(2**63), 2**64 - 1])
+def test_the_outermost_seeds_replay(folder: Path, capsys: pytest.CaptureFixture[str], seed: int) -> None:
+    """The range is closed where it says so."""
+    more = ["--passes", "1", "--orders", "1", "--policies", "random", "--cost-weights", "0", "--seed", str(seed)]
+    assert replay(capsys, folder, *more)["seeds"] == [seed]

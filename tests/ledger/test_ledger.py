@@ -1,5 +1,7 @@
 """Reservations: check, then act; one account per backend, in its own unit."""
 
+import copy
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
@@ -34,6 +36,22 @@ def test_slots_and_requests_are_used_up_whole(unit):
     """The admission ratio is about tokens only."""
     made = ledger(unit, 2)
     assert [made.reserve(name, "a", 1, at_s=0.0) for name in "pqr"] == [True, True, False]
+
+
+@pytest.mark.parametrize("unit", [KV, SLOTS, RPM])
+def test_asking_changes_nothing(unit):
+    """Headroom is read at any later instant, by anybody, and the account stays as events have made it."""
+    made = ledger(unit, 3)
+    for n in range(3):
+        made.reserve(f"p{n}", "a", 1, at_s=20.0 * n)
+    before = copy.deepcopy(made.account_by_backend["a"])
+    for at_s in (10.0, 59.0, 60.0, 99.0, 1e6):
+        made.headroom("a", at_s=at_s), made.headroom_ratio("a", at_s=at_s)
+        made.fits("a", 1, at_s=at_s), made.frees_at_s("a", at_s=at_s)
+    assert made.account_by_backend["a"] == before
+    if unit is RPM:
+        assert [made.headroom("a", at_s=at_s) for at_s in (59.9, 60.0, 80.0, 100.0)] == [0, 1, 2, 3]
+        assert [made.frees_at_s("a", at_s=at_s) for at_s in (59.9, 60.0, 99.0, 100.0)] == [60.0, 80.0, 100.0, None]
 
 
 def test_empty_account_admits_anything():

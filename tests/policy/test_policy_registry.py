@@ -19,6 +19,7 @@ from loadwise.policy.registry import (
     register,
     unregister,
 )
+from loadwise.settings import import_class
 
 
 class Dearest(Random):
@@ -80,21 +81,19 @@ def test_names_of_the_issue_are_registered() -> None:
         ("linucb", {"alpha": -1}, "'linucb': alpha is -1"),
         ("linucb", {"gram": "all"}, "'linucb': Invalid enum value 'all'"),
         ("random", {"seed": 1}, "'random' has no option 'seed'; it has none"),
-        ("fixed", {}, "'fixed': .*missing required field `candidate`"),
         ("fixed", {"candidate": ""}, "candidate is ''"),
         ("mixing", {"weights": {"a": 1.5}}, r"weights\['a'\] is 1.5; it must be in \[0, 1\]"),
         ("mixing", {"weights": {"a": float("nan")}}, r"weights\['a'\] is nan"),
-        ("mixing", {"weights": {}}, "at least one must be > 0"),
         ("mixing", {"weights": {"a": 0.0}}, "at least one must be > 0"),
         ("epsilon_greedy", {"exploration_floor": 2}, "exploration_floor is 2"),
         ("epsilon_greedy", {"prior_mean": float("inf")}, "prior_mean is inf"),
         ("no_such_module_at_all:Thing", {}, "cannot be loaded: No module named 'no_such_module_at_all'"),
         ("users_own:Missing", {}, "cannot be loaded: .*'Missing'"),
-        ("users_own:number", {}, "is 'int', not a class or function"),
+        ("users_own:number", {}, "is 'int', not a class"),
         ("users_own:", {}, "not of the form 'package.module:Class'"),
         (":Dearest", {}, "not of the form 'package.module:Class'"),
         ("users own:Dearest", {}, "not of the form 'package.module:Class'"),
-        ("users_own:Nothing", {}, "lacks reads, is_deterministic, propensities, observe, learn, undo, dump, load"),
+        ("users_own:Nothing", {}, "lacks propensities, observe, learn, undo, dump, load"),
         ("users_own:Dearest", {"leap": 1}, r"unexpected keyword argument 'leap'; it is called as .*skip: int = 0"),
         ("users_own:Dearest", {"skip": -1}, "skip is -1"),
     ],
@@ -102,14 +101,38 @@ def test_names_of_the_issue_are_registered() -> None:
 def test_mistakes_are_answered_in_words(users_module, name: str, options, words: str) -> None:
     """Each wrong name or option is a ConfigError that names the thing and what would be right."""
     with pytest.raises(ConfigError, match=words):
-        make_policy(PolicySpec(name=name, options=options))
+        make_policy(PolicySpec(name=name, options=options), resolve=import_class)
 
 
 def test_a_users_class_joins_by_its_path(users_module) -> None:
     """`package.module:Class` with its own options is a policy like any other."""
-    policy = make_policy(PolicySpec(name="users_own:Dearest", options={"skip": 3}))
+    policy = make_policy(PolicySpec(name="users_own:Dearest", options={"skip": 3}), resolve=import_class)
     assert policy.skip == 3
     assert chosen(policy) == 1
+
+
+def test_a_path_is_refused_where_nobody_may_import() -> None:
+    """Without a resolver nothing is looked for; with one, what is no policy class is never called."""
+    with pytest.raises(ConfigError, match="'os:mkdir' is a class outside loadwise, and importing one is not allowed"):
+        make_policy(PolicySpec(name="os:mkdir", options={"path": "x"}))
+    called = []
+    with pytest.raises(ConfigError, match="'a:b' is 'builtin_function_or_method', not a class"):
+        make_policy(PolicySpec(name="a:b"), resolve=lambda path: called.append)
+    trap = type("Trap", (), {"__init__": lambda self, **options: called.append(options)})
+    with pytest.raises(ConfigError, match="'a:b' lacks choose, propensities"):
+        make_policy(PolicySpec(name="a:b", options={"x": 1}), resolve=lambda path: trap)
+    assert called == []
+
+
+def test_a_class_that_raises_when_made_is_a_config_error() -> None:
+    """Whatever it raises."""
+
+    class Sulking(Random):
+        def __init__(self) -> None:
+            raise RuntimeError("not today")
+
+    with pytest.raises(ConfigError, match="not today"):
+        make_policy(PolicySpec(name="a:b"), resolve=lambda path: Sulking)
 
 
 def test_a_users_class_joins_by_registration() -> None:

@@ -7,6 +7,7 @@ the two after every event.
 from typing import Any
 
 import msgspec
+from moody import CLASS_BY_PATH
 
 from loadwise.kernel import commands as c
 from loadwise.kernel import events as e
@@ -35,7 +36,8 @@ def make_stack(
     **router: Any,
 ) -> Stack:
     """A stack around one router; `router` are fields of its configuration."""
-    machine = Router(models, backends, RouterConfig(**router), verifiers or {}, SEED)
+    config = RouterConfig(**router)
+    machine = Router(models, backends, config, verifiers or {}, SEED, resolve=CLASS_BY_PATH.__getitem__)
     return Stack({"router": machine}, dict.fromkeys(machine.heard_events, "router"))
 
 
@@ -213,7 +215,7 @@ class Host:
         for name, account in router.admission.ledger.account_by_backend.items():
             assert account.reserved == 0 and not account.amount_by_key, name
         assert not router.credit.pending_by_decision
-        assert not router.asked and not router.gate.waiting and not router.gate.slot_by_program
+        assert not router.asked and not router.pacing.waiting and not router.pacing.slot_by_program
         assert not router.table.by_id and not router.table.idle and not router.table.closed
         left = [key for key, _ in router.agenda.dump() if key.partition(":")[0] not in ("retry", "quiet", "window")]
         assert not left, left

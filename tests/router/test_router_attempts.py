@@ -3,12 +3,13 @@
 import math
 
 import pytest
-from router_host import Host, backend, find, kinds, make_stack
+from router_host import MODELS, Host, backend, find, kinds, make_stack
 
 from loadwise.kernel import commands as c
 from loadwise.kernel import events as e
-from loadwise.kernel.pool import BackendHealth
+from loadwise.kernel.pool import BackendHealth, ModelSpec, Price
 from loadwise.kernel.work import AttemptOutcome, TurnOutcome, Usage
+from loadwise.router.config import FeedbackConfig
 from loadwise.router.failure import RETRYABLE_STATUSES
 
 UP, DOWN, DRAINING = BackendHealth.UP, BackendHealth.DOWN, BackendHealth.DRAINING
@@ -125,6 +126,29 @@ def test_head_without_another_way_takes_the_backend_it_had_tried():
     find(h.set_health("b", DOWN), c.Dispatch, turn_id=1, attempt=2, backend_id="a")
 
 
+@pytest.mark.parametrize(("outcome", "status"), [("refused", 0), ("status", 429)])
+def test_head_takes_the_backend_it_had_tried_when_the_other_falls_silent(outcome, status):
+    """Nothing came free: the one it waited for went away."""
+    h = host(backend("a", slots=2), backend("b", slots=1), attempts_max=2)
+    h.serve("other")
+    h.arrive("other")
+    find(h.end_attempt(2, "idle_timeout"), c.Dispatch, backend_id="b")
+    h.arrive("p")
+    assert kinds(h.end_attempt(3, "idle_timeout")) == []
+    find(h.end_attempt(2, outcome, status=status), c.Dispatch, turn_id=3, backend_id="a")
+
+
+def test_fallback_stays_with_its_slots_learner():
+    """The slot decided, the slot learns."""
+    feedback = FeedbackConfig(arm="per_slot", size=2)
+    h = host(backend("a"), backend("b", "large"), feedback=feedback)
+    h.arrive("p")
+    h.arrive("q")
+    first = h.running[2].model
+    fallen = find(h.end_attempt(2, "status", status=500), c.RecordDecision, reason="fallback")
+    assert fallen.slot == 1 and fallen.chosen != first
+
+
 def test_program_without_an_answer_falls_back_to_another_model():
     """The old decision is undone, the new one is recorded, and the verdict teaches the model that ran."""
     h = host(backend("a"), backend("b", "large"))
@@ -148,6 +172,32 @@ def test_every_model_is_tried_once_and_then_the_failure_is_told():
     h.end_attempt(1, "status", status=500)
     find(h.end_attempt(1, "status", status=500), c.EndTurn, status=500, outcome=TurnOutcome.FAILED)
     assert not h.router.table.by_id and not h.router.credit.pending_by_decision
+
+
+THREE = dict.fromkeys(("m0", "m1", "m2", "m3"), MODELS["small"])
+
+
+@pytest.mark.parametrize("attempts_max", [1, 2, 3])
+@pytest.mark.parametrize("n_replicas", [1, 2, 4])
+def test_another_model_is_reached_however_many_attempts_replicas_have_used(attempts_max, n_replicas):
+    """The limit is one model's; all in all there are attempts_max for each of the models that may be tried."""
+    pool = [backend(f"{model}-{n}", model) for model in THREE for n in range(n_replicas)]
+    h = Host(make_stack(*pool, models=THREE, attempts_max=attempts_max, fallbacks_max=2))
+    h.arrive("p")
+    models = []
+    while 1 in h.running:
+        models.append(h.running[1].model)
+        commands = h.end_attempt(1, "status", status=500)
+    find(commands, c.EndTurn, status=500)
+    per_model = min(attempts_max, n_replicas)
+    assert len(set(models)) == 3 and len(models) == 3 * per_model
+
+
+def test_fallbacks_can_be_turned_off():
+    """Then a failing model's error is the answer."""
+    h = host(backend("a"), backend("b", "large"), fallbacks_max=0)
+    h.arrive("p")
+    find(h.end_attempt(1, "status", status=500), c.EndTurn, status=500)
 
 
 @pytest.mark.parametrize("how", ["answered", "pinned", "parallel"])
@@ -184,9 +234,115 @@ def test_backend_that_hangs_is_down_after_three_in_a_row():
     """Once is bad luck."""
     h = host(backend("a"))
     for n in (1, 2, 3):
-        h.arrive("p")
+        h.arrive(f"p{n}")
         h.end_attempt(h.n_turns, "first_byte_timeout")
         assert (h.router.backends.by_id["a"].health is DOWN) == (n == 3)
+
+
+@pytest.mark.parametrize("status", [500, 502, 504, 520, 599, 401, 403, 302, 0, 999])
+def test_backend_that_answers_nonsense_is_down_after_three_in_a_row(status):
+    """Being done at once it is the least loaded, and would draw all traffic."""
+    h = host(backend("a"))
+    for n in (1, 2, 3):
+        h.arrive(f"p{n}")
+        h.end_attempt(h.n_turns, "status", status=status)
+        assert (h.router.backends.by_id["a"].health is DOWN) == (n == 3)
+
+
+@pytest.mark.parametrize("status", [400, 404, 408, 413, 422, 429, 501, 503, 505])
+def test_answers_that_a_client_can_cause_blame_nobody(status):
+    """Or that ask for patience: the quiet that follows is answer enough."""
+    h = host(backend("a"))
+    for _ in range(5):
+        h.after(100.0).arrive("p")
+        h.end_attempt(h.n_turns, "status", status=status)
+    assert h.router.backends.by_id["a"].health is UP
+
+
+def test_engine_that_fails_every_call_at_once_draws_no_traffic():
+    """Two replicas, one a black hole whose probe says that all is well: it gets a try now and then."""
+    h = host(backend("good", slots=50), backend("hole", slots=50))
+    taken = {"good": 0, "hole": 0}
+    for n in range(600):
+        h.after(0.5)
+        if h.router.backends.by_id["hole"].health is DOWN:
+            h.set_health("hole", UP)
+        h.arrive(f"p{n}")
+        while h.n_turns in h.running:
+            name = h.running[h.n_turns].backend_id
+            taken[name] += 1
+            h.end_attempt(h.n_turns, *(("status",) if name == "hole" else ()), status=500 if name == "hole" else 200)
+        h.finish(f"p{n}")
+    assert taken["good"] == 600 and taken["hole"] <= 3 + 5 + 300 / 30.0
+
+
+def test_probe_does_not_end_a_cooldown_that_failed_calls_have_earned():
+    """Neither by saying up, nor by saying down and up again; when it is over, one turn at a time is let in."""
+    h = host(backend("a", slots=5))
+    for n in range(3):
+        h.arrive(f"p{n}")
+        h.end_attempt(h.n_turns, "status", status=500)
+    for health in (UP, DOWN, UP):
+        h.set_health("a", health)
+        assert h.router.backends.by_id["a"].health is DOWN
+    h.arrive("p")
+    h.arrive("q")
+    assert not h.running
+    find(h.after(1.0).wake(), c.Dispatch, program_id="p")
+    assert sorted(h.running) == [4]
+    assert kinds(h.arrive("r")) == ["RecordDecision"]
+    commands = h.end_attempt(4)
+    assert [command.program_id for command in commands if type(command) is c.Dispatch] == ["q", "r"]
+
+
+def test_trial_that_is_called_off_lets_the_next_one_try():
+    """Its client left; nothing is known yet."""
+    h = host(backend("a", slots=5))
+    for n in range(3):
+        h.arrive(f"p{n}")
+        h.end_attempt(h.n_turns, "first_byte_timeout")
+    h.arrive("p")
+    h.arrive("q")
+    h.after(1.0).wake()
+    find(h.abandon(4), c.Dispatch, program_id="q")
+    assert h.end_attempt(5, "status", status=500) and h.router.backends.by_id["a"].health is DOWN
+    assert dict(h.router.agenda.dump())["retry:a"] == 3.0
+
+
+def test_new_turns_wait_for_a_backend_that_is_only_quiet():
+    """It said when it would be back; auto and pinned alike, and never longer than a turn is held."""
+    h = host(backend("a"), hold_max_s=10.0)
+    h.arrive("p")
+    h.end_attempt(1, "status", status=429, retry_after_s=10.0)
+    assert kinds(h.arrive("auto")) == ["RecordDecision"]
+    h.arrive("pinned", model="small")
+    assert h.router.admission.n_held == 2
+    h.now_s = 10.0
+    assert len([command for command in h.wake() if type(command) is c.Dispatch]) == 2
+    h.arrive("q")
+    h.end_attempt(h.n_turns, "status", status=429, retry_after_s=10.5)
+    find(h.arrive("late"), c.EndTurn, status=503, code="no_backend_available")
+
+
+def test_new_turns_do_not_wait_for_a_backend_that_cannot_be_reached():
+    """Its cooldown says when to try, not when it will be there."""
+    h = host(backend("a"))
+    h.arrive("p")
+    h.end_attempt(1, "refused")
+    find(h.arrive("p"), c.EndTurn, status=503, code="no_backend_available")
+    h.set_health("a", DOWN)
+    find(h.arrive("p"), c.EndTurn, status=503, code="no_backend_available")
+
+
+def test_new_programs_go_to_a_model_that_takes_turns_rather_than_wait():
+    """Waiting is for when there is no other."""
+    h = host(backend("a"), backend("b", "large"))
+    h.arrive("p", model="small")
+    h.end_attempt(1, "status", status=429, retry_after_s=5.0)
+    find(h.arrive("q"), c.RecordDecision, chosen="large")
+    h.end_attempt(2, "status", status=429, retry_after_s=7.0)
+    decision = find(h.arrive("r"), c.RecordDecision)
+    assert [view.candidate for view in decision.candidates] == ["small", "large"]
 
 
 def test_failures_after_the_first_byte_do_not_blame_the_backend():
@@ -291,6 +447,35 @@ def test_tokens_of_retried_attempts_are_not_counted_and_of_failed_ones_are():
     assert h.router.table.by_id["p"].prompt_tokens == 150
 
 
+@pytest.mark.parametrize("how", ["abandoned", "finished"])
+def test_tokens_of_a_turn_that_was_called_off_are_counted_when_they_become_known(how):
+    """The engine has worked for them; the program pays once, and a later program of that name never."""
+    h = host()
+    h.serve("p")
+    h.arrive("p")
+    h.abandon(2) if how == "abandoned" else h.finish("p")
+    used = {"usage": Usage(prompt_tokens=40, completion_tokens=3), "attempt": 1}
+    for _ in range(2):
+        assert h.end_attempt(2, "cancelled", **used) == []
+    program = h.router.table.by_id["p"]
+    assert (program.prompt_tokens, program.completion_tokens, program.n_turns) == (140, 13, 1)
+    assert program.cost_usd == pytest.approx((140 * 0.1 + 13 * 0.4) / 1e6)
+    assert h.router.counts.stale == 1 and not h.router.desk.called_off
+
+
+def test_program_that_was_forgotten_is_not_charged_to_the_next_of_its_name():
+    """Nor is anything charged for an attempt that died with its host."""
+    h = host()
+    h.arrive("p")
+    h.abandon(1)
+    h.after(1.0).arrive("p")
+    h.end_attempt(1, "cancelled", attempt=1, usage=Usage(prompt_tokens=40))
+    h.abandon(2)
+    h.send(e.HostRestarted(at_s=h.now_s))
+    h.end_attempt(2, "cancelled", attempt=1, usage=Usage(prompt_tokens=40))
+    assert h.router.counts.stale == 2 and not h.router.desk.called_off
+
+
 def test_two_retries_meet_on_one_replica_that_has_room_for_one():
     """Reservations decide, not hope."""
     h = host(backend("a", slots=2), backend("b", slots=1))
@@ -315,3 +500,68 @@ def test_event_for_an_unknown_turn_is_counted():
     event = e.AttemptEnded(at_s=0.0, turn_id=99, attempt=1, outcome=AttemptOutcome.COMPLETED)
     assert h.send(event) == []
     assert h.router.counts.stale == 1
+
+
+@pytest.mark.parametrize("absurd", [{"prompt_tokens": 10**30}, {"completion_tokens": 10**9}, {"prompt_tokens": 1001}])
+@pytest.mark.parametrize("limit", ["kv_tokens", "context_tokens"])
+def test_usage_that_cannot_be_true_neither_blocks_the_backend_nor_is_billed(absurd, limit):
+    """The estimate of the prompt and what was promised of the answer stand instead; others start as before."""
+    kv_tokens, context_tokens = (1000, None) if limit == "kv_tokens" else (4000, 1000)
+    models = {"small": ModelSpec(usd_per_million=Price(input=1e6), context_tokens=context_tokens)}
+    h = Host(make_stack(backend("b", kv_tokens=kv_tokens), models=models, expected_tokens=1))
+    h.arrive("p", prompt_tokens=50, max_output_tokens=20)
+    h.end_attempt(1, usage=Usage(**{"prompt_tokens": 60, "completion_tokens": 7, **absurd}))
+    program = h.router.table.by_id["p"]
+    assert program.prompt_tokens == 50 and program.cost_usd == 50.0
+    assert program.completion_tokens == (20 if "completion_tokens" in absurd else 7)
+    assert h.router.admission.ledger.account_by_backend["b"].reserved <= 70
+    assert h.router.counts.malformed == 1
+    find(h.arrive("q", prompt_tokens=100), c.Dispatch)
+
+
+def test_usage_of_a_turn_that_was_called_off_is_doubted_as_any_other():
+    """Its backend and its promise are remembered with it."""
+    h = Host(make_stack(backend("b", kv_tokens=1000), expected_tokens=1))
+    h.serve("p", prompt_tokens=50)
+    h.arrive("p", prompt_tokens=50, max_output_tokens=20)
+    h.abandon(2)
+    h.end_attempt(2, "cancelled", usage=Usage(prompt_tokens=10**30, completion_tokens=10**30))
+    program = h.router.table.by_id["p"]
+    assert (program.prompt_tokens, program.completion_tokens) == (150, 30)
+
+
+def test_usage_on_a_backend_of_slots_is_believed_up_to_the_longest_context_there_is():
+    """Without a declared context or KV cache only what no engine has is doubted."""
+    h = Host(make_stack(backend("b", slots=4)))
+    h.arrive("p", prompt_tokens=50)
+    h.end_attempt(1, usage=Usage(prompt_tokens=16_000_000))
+    h.arrive("q", prompt_tokens=50)
+    h.end_attempt(2, usage=Usage(prompt_tokens=16_000_001))
+    by_id = h.router.table.by_id
+    assert (by_id["p"].prompt_tokens, by_id["q"].prompt_tokens) == (16_000_000, 50)
+
+
+@pytest.mark.parametrize("outcome", ["broken", "first_byte_timeout", "status"])
+def test_calls_of_one_program_that_fail_in_a_row_take_no_backend_from_the_others(outcome):
+    """A poisonous request fails wherever it goes; that others fail too speaks against the backend."""
+    h = host(backend("a", slots=9), attempts_max=1)
+    for _ in range(7):
+        h.arrive("poison")
+        h.end_attempt(h.n_turns, outcome, status=500)
+    assert h.router.backends.by_id["a"].health is UP
+    for n in (2, 3):
+        h.arrive(f"p{n}")
+        h.end_attempt(h.n_turns, outcome, status=500)
+        assert (h.router.backends.by_id["a"].health is DOWN) == (n == 3)
+
+
+def test_trial_that_one_program_fails_again_ends_in_a_longer_cooldown():
+    """On trial every failure counts, whoever had the last."""
+    h = host(backend("a", slots=9), attempts_max=1)
+    for n in range(3):
+        h.arrive(f"p{n}")
+        h.end_attempt(h.n_turns, "broken")
+    h.after(1.0).wake()
+    h.arrive("p2")
+    h.end_attempt(h.n_turns, "broken")
+    assert dict(h.router.agenda.dump())["retry:a"] == 3.0

@@ -10,6 +10,7 @@ from loadwise.kernel import events as e
 from loadwise.kernel.errors import ConfigError
 from loadwise.kernel.pool import BackendHealth, ModelSpec, Price
 from loadwise.kernel.work import TurnOutcome
+from loadwise.policy.registry import PolicySpec
 from loadwise.router.backends import SIGNALS_MAX, Backends
 from loadwise.router.config import FeedbackConfig, SelectorConfig
 from loadwise.router.pool import MODELS_MAX
@@ -218,6 +219,14 @@ def test_restart_forgets_who_was_not_bound_yet():
     assert not h.router.table.by_id and not h.router.asked
 
 
+def test_restart_makes_signals_unknown():
+    """The clock of the run stood still while the host was away: they would look fresh (law L10)."""
+    h = host()
+    observe(h, {"running": 3.0})
+    h.send(e.HostRestarted(at_s=0.0))
+    assert find(h.arrive("p"), c.RecordDecision).candidates[0].signals == {}
+
+
 def test_restart_sets_the_timer_again():
     """The old one died with the host."""
     h = host()
@@ -252,12 +261,22 @@ def test_dump_wins_over_the_same_pool_file():
 
 def test_loaded_stack_does_not_look_at_held_turns_before_something_is_due():
     """A rate window that has passed unheard is found at the same moment, in the same order, by both."""
-    h = host(backend("a", requests_per_minute=1))
+    h = host(backend("a", requests_per_minute=1), park_s=2.0)
     h.serve("p")
     h.arrive("p")
-    other = continued(h, backend("a", requests_per_minute=1))
+    other = continued(h, backend("a", requests_per_minute=1), park_s=2.0)
     h.now_s = other.now_s = 4000.0
     assert encoded(other.wake()) == encoded(h.wake())
+
+
+def test_loaded_replica_policy_goes_on_where_it_was():
+    """Whose turn it is belongs to the state; another policy begins anew."""
+    pool = (backend("a"), backend("b"))
+    h = host(*pool, replica_policy=PolicySpec(name="round_robin"))
+    h.arrive("p")
+    same = continued(h, *pool, replica_policy=PolicySpec(name="round_robin"))
+    assert find(same.arrive("q"), c.Dispatch).backend_id == "b"
+    find(continued(h, *pool, replica_policy=PolicySpec(name="random")).arrive("q"), c.Dispatch)
 
 
 def test_changed_pool_file_is_applied_to_a_loaded_state():
@@ -288,3 +307,26 @@ def test_another_number_of_slots_begins_with_fresh_learners():
     find(other.judge("r"), c.RecordCredit, reward=1.0)
     other.judge("q", "abstain")
     assert [learner.ridge.names for learner in other.router.credit.learners] == [(), ()]
+
+
+def test_model_without_any_backend_is_refused_for_good():
+    """409 for the programs that are bound to it, 404 for who asks for it by name; waiting would help neither."""
+    h = host(backend("a"), backend("l", "large"))
+    h.serve("p", model="small")
+    remove(h, "a")
+    bound = find(h.arrive("p"), c.EndTurn, status=409, code="model_removed", retry_after_s=None)
+    assert "'small'" in bound.message
+    pinned = find(h.arrive("q", model="small"), c.EndTurn, status=404, code="model_not_found", retry_after_s=None)
+    assert pinned.message.endswith("known: auto, large")
+    find(h.arrive("p", model="large"), c.Dispatch, backend_id="l")
+    add(h, backend("a"))
+    find(h.arrive("p"), c.Dispatch, backend_id="a")
+
+
+def test_backend_that_is_down_is_not_one_that_was_removed():
+    """It may come back: 503 with Retry-After."""
+    h = host(backend("a"))
+    h.serve("p")
+    h.finish("p")
+    h.set_health("a", DOWN)
+    assert find(h.arrive("q", model="small"), c.EndTurn, status=503).retry_after_s is not None

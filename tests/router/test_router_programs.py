@@ -46,11 +46,12 @@ def test_external_verifier_is_not_asked():
 def test_verdict_teaches_once_and_closes():
     """Success, cost and reward are written down; the same again changes nothing (law L11)."""
     h = host(reward=RewardSpec(cost_weight=0.5, scale_usd=1e-4))
-    h.serve("p")
+    h.serve("p", components=(0.5,) * 16)
     h.finish("p")
     credit = find(h.judge("p", "pass", 0.5), c.RecordCredit, program_id="p", model="small", success=0.5)
     assert credit.reward == pytest.approx(0.5 * 0.5 - 0.5 * credit.cost_usd / 1e-4)
     assert state_of(h) is ProgramState.CLOSED and h.router.credit.n_landed == 1
+    assert not h.router.table.by_id["p"].components, "10,000 closed programs need no embedding"
     assert h.judge("p", "fail") == []
     assert h.router.counts.verdicts_stale == 1 and h.router.credit.n_landed == 1
 
@@ -173,6 +174,27 @@ def test_operators_cancel_teaches_nothing_and_asks_nobody():
     assert state_of(h) is ProgramState.CANCELLED and not h.router.credit.pending_by_decision
     h.judge("p")
     assert h.router.counts.verdicts_late == 1
+
+
+@pytest.mark.parametrize("where", ["running", "held", "paced", "selector"])
+@pytest.mark.parametrize("reason", [EndReason.FINISH, EndReason.CANCELLED])
+def test_program_finished_before_any_answer_stays_finished(where, reason):
+    """Its turn is told, its decision undone; a late turn is refused, a verdict earns nothing."""
+    options = {
+        "paced": {"feedback": FeedbackConfig(arm="sequential")},
+        "selector": {"selector": SelectorConfig(url="http://selector")},
+    }
+    h = Host(make_stack(backend("a", slots=1), **options.get(where, {})))
+    if where in ("held", "paced"):
+        h.serve("other")
+    h.arrive("p")
+    find(h.finish("p", reason), c.EndTurn, status=409, code="program_finished")
+    program = h.router.table.by_id["p"]
+    assert program.state is ProgramState.CANCELLED and program.end_reason is reason
+    assert set(h.router.credit.pending_by_decision) == ({1} if where in ("held", "paced") else set())
+    assert h.finish("p", reason) == [] and h.router.counts.stale == 1
+    find(h.arrive("p"), c.EndTurn, status=409, code="program_finished")
+    assert h.judge("p", "pass") == [] and not program.is_credited and h.router.counts.verdicts_late == 1
 
 
 @pytest.mark.parametrize(("credit", "rewards"), [("fail", [0.0]), ("censor", [])])
@@ -407,3 +429,29 @@ SCENES = [
     _wait_for_another_replica,
     _verdicts,
 ]
+
+
+@pytest.mark.parametrize("verdict", ["pass", "fail"])
+def test_program_on_which_two_models_have_worked_teaches_nothing(verdict):
+    """The verdict is recorded, the decision undone: neither model has earned it alone (law L11)."""
+    h = Host(make_stack(backend("s", "small"), backend("l", "large")))
+    h.serve("p")
+    other = "large" if h.router.table.by_id["p"].model == "small" else "small"
+    h.serve("p", model=other)
+    h.serve("q")
+    h.finish("p")
+    assert "RecordCredit" not in kinds(h.judge("p", verdict))
+    program = h.router.table.by_id["p"]
+    assert program.verdict is not None and not program.is_credited and program.reward is None
+    assert (h.router.credit.n_landed, h.router.credit.n_undone) == (0, 1)
+    find(h.judge("q", verdict), c.RecordCredit, program_id="q")
+
+
+def test_side_turn_without_an_answer_leaves_the_credit_where_it_was():
+    """Nothing of another model has gone into the program."""
+    h = Host(make_stack(backend("s", "small"), backend("l", "large")))
+    h.serve("p")
+    other = "large" if h.router.table.by_id["p"].model == "small" else "small"
+    h.arrive("p", model=other)
+    h.abandon(2)
+    find(h.judge("p"), c.RecordCredit, program_id="p")

@@ -28,6 +28,8 @@ POLICIES = [
     PolicySpec(name="round_robin"),
     PolicySpec(name="power_of_two"),
     PolicySpec(name="mixing", options={"weights": {"small": 0.5, "large": 0.5}}),
+    PolicySpec(name="users:Moody"),
+    PolicySpec(name="users:Moody", options={"mood": 7}),
 ]
 CAPACITIES = [
     {"kv_tokens": 2000},
@@ -66,7 +68,7 @@ def configurations(draw):
     pick = lambda *values: draw(st.sampled_from(values))  # noqa: E731
     return {
         "policy": pick(*POLICIES),
-        "replica_policy": PolicySpec(name=pick("least_loaded", "power_of_two", "random")),
+        "replica_policy": PolicySpec(name=pick("least_loaded", "round_robin", "power_of_two", "random", "users:Moody")),
         "context": ContextSpec(task_types=("patch",), n_components=2),
         "feedback": FeedbackConfig(arm=pick(*ARMS), size=pick(1, 2, 3)),
         "selector": pick(None, None, None, None, SelectorConfig(url="http://selector", timeout_s=2.0)),
@@ -74,6 +76,7 @@ def configurations(draw):
         "hold_max_s": pick(60.0, 300.0, 1.0),
         "held_max": pick(100, 100, 2, 1),
         "attempts_max": pick(5, 5, 3, 2, 1),
+        "fallbacks_max": pick(2, 2, 1, 0),
         "idle_s": pick(900.0, 50.0),
         "park_s": pick(120.0, 2.0),
         "verdict_max_s": pick(3600.0, 10.0),
@@ -131,6 +134,7 @@ class Storm(RuleBasedStateMachine):
         program_id=st.sampled_from([*PROGRAMS, *PROGRAMS, *PROGRAMS, *ODD_PROGRAMS]),
         model=st.sampled_from([e.AUTO, e.AUTO, e.AUTO, "small", "large", "unheard of"]),
         prompt_tokens=st.sampled_from([0, 50, 700, 3000, -3, 2**62]),
+        max_output_tokens=st.sampled_from([None, None, 0, 100, 64_000, -3, 2**62]),
         is_implicit=st.booleans(),
         is_final=st.sampled_from([False, False, False, True]),
         task_type=st.sampled_from([None, "patch", "unheard of"]),

@@ -7,11 +7,20 @@ import pytest
 import yaml
 
 from loadwise import settings
+from loadwise.journal.entry import digest_config
 from loadwise.kernel.errors import ConfigError
-from loadwise.kernel.events import Event
+from loadwise.kernel.events import Event, TurnArrived
 from loadwise.kernel.stack import Stack
 from loadwise.router.machine import Router
-from loadwise.settings import config_from_builtins, load_config, open_stack, parse_config, parse_yaml, preset_names
+from loadwise.settings import (
+    config_from_builtins,
+    load_config,
+    open_stack,
+    parse_config,
+    parse_yaml,
+    preset_names,
+    with_embedder,
+)
 
 DESIGN_EXAMPLE = """
 models:
@@ -117,7 +126,7 @@ def test_unknown_key_lists_the_valid_ones(change, key, valid):
         ({"router": {"policy": {"name": "linucb", "alpha": -1}}}, "alpha is -1"),
         ({"router": {"policy": {"name": "linucb", "alpha": math.nan}}}, "alpha is nan"),
         ({"router": {"policy": {"name": "linucb", "alpha": "much"}}}, "Expected `float`, got `str`"),
-        ({"router": {"policy": "mixing"}}, "missing required field `weights`"),
+        ({"router": {"policy": {"name": "mixing", "weights": {"small": 0}}}}, "at least one must be > 0"),
         ({"router": {"policy": {"name": "mixing", "weights": {"small": -1}}}}, "weights['small'] is -1"),
         ({"router": {"policy": {"name": "mixing", "weights": {"tiny": 1}}}}, "'tiny', which is not in models"),
         ({"router": {"policy": {"name": "fixed", "candidate": "tiny"}}}, "'tiny', which is not in models"),
@@ -307,17 +316,68 @@ def test_config_comes_back_from_a_journals_header(config):
     plain = msgspec.to_builtins(config)
     assert config_from_builtins(plain) == config
     again = config_from_builtins(msgspec.json.decode(msgspec.json.encode(plain)))
-    assert again == config and again.digest() == config.digest()
+    assert again == config and msgspec.to_builtins(again) == plain
 
 
 def test_digest_changes_with_what_is_said_and_not_with_its_order():
     """Sixteen digits; the same under any hash seed, since nothing in it iterates a set."""
-    one = parse_config(pool(router={"exploration": 0.5, "hold_max_s": 10}))
-    same = parse_config(dict(reversed(pool(router={"hold_max_s": 10, "exploration": 0.5}).items())))
-    other = parse_config(pool(router={"exploration": 0.5, "hold_max_s": 11}))
-    assert one.digest() == same.digest() != other.digest()
-    assert len(one.digest()) == 16 and int(one.digest(), 16) >= 0
-    assert parse_config(yaml.safe_load(yaml.safe_dump(pool()))).digest() == parse_config(pool()).digest()
+    one, same, other = (
+        digest_config(msgspec.to_builtins(parse_config(mapping)))
+        for mapping in (
+            pool(router={"exploration": 0.5, "hold_max_s": 10}),
+            dict(reversed(pool(router={"hold_max_s": 10, "exploration": 0.5}).items())),
+            pool(router={"exploration": 0.5, "hold_max_s": 11}),
+        )
+    )
+    assert one == same != other and len(one) == 16 and int(one, 16) >= 0
+
+
+@pytest.mark.parametrize("seed", [2**64, 10**30, -(2**63) - 1])
+def test_seed_that_no_journal_can_hold_is_a_config_error(seed):
+    """Rather than an entry that cannot be written later."""
+    with pytest.raises(ConfigError, match=r"seed is .* it must be >= -2\*\*63 and < 2\*\*64"):
+        open_stack(pool(), seed)
+    assert open_stack(pool(), 2**64 - 1) and open_stack(pool(), -(2**63))
+
+
+def test_verifiers_that_nothing_runs_are_named():
+    """They are accepted, and whoever serves the pool says that their verdicts must come from elsewhere."""
+    said = {
+        "patch": {"verifier": {"kind": "command", "run": "x"}},
+        "support": {},
+        "code": {"verifier": {"kind": "code"}},
+    }
+    assert parse_config(pool(task_types=said)).unrun_verifiers == {"patch": "command", "code": "code"}
+    assert parse_config(pool()).unrun_verifiers == {}
+
+
+def test_embedder_is_part_of_the_contexts_version():
+    """Another embedder, another learner; nothing else of the configuration changes."""
+    config = parse_config(pool())
+    with_one = with_embedder(config, "minilm-1")
+    assert with_one.router.context.embedder == "minilm-1" and with_embedder(with_one, "") == config
+    assert with_one.router.context.version != config.router.context.version
+    learned = open_stack(with_one).machine_by_name["router"].credit.version
+    assert learned != open_stack(config).machine_by_name["router"].credit.version
+
+
+@pytest.mark.parametrize(
+    ("preset", "chosen"), [("fixed", {"cheap"}), ("mixing", {"cheap", "dear"}), ("epsilon_greedy", None)]
+)
+def test_baselines_need_no_options(preset, chosen):
+    """fixed means the cheapest model, mixing all of them alike."""
+    said = {
+        "models": {"dear": {"usd_per_million": {"input": 9}}, "cheap": {}},
+        "backends": [{"name": "a", "model": "dear"}, {"name": "b", "model": "cheap"}],
+        "preset": preset,
+    }
+    stack = open_stack(said)
+    for n in range(30):
+        stack.handle(TurnArrived(at_s=0.0, turn_id=n, program_id=f"p{n}"))
+    models = {program.model for program in stack.machine_by_name["router"].table.by_id.values()}
+    assert chosen is None or models == chosen
+    named = {"fixed": {"candidate": "dear"}, "mixing": {"weights": {"dear": 1}}}.get(preset, {})
+    assert open_stack({**said, "router": {"policy": {"name": preset, **named}}})
 
 
 def test_open_stack_takes_a_config_a_mapping_or_a_path(tmp_path):
@@ -328,3 +388,54 @@ def test_open_stack_takes_a_config_a_mapping_or_a_path(tmp_path):
     assert len(dumps) == 1
     router = open_stack(pool()).machine_by_name["router"]
     assert isinstance(router, Router) and set(router.heard_events) == set(Event.__args__)
+
+
+@pytest.mark.parametrize("config", [None, 5, 1.5, True, [], [1], b"x", (), "no\0file", {}])
+def test_what_is_no_configuration_is_a_config_error(config):
+    """A stack is opened from a configuration, a mapping or a path, and nothing else becomes another error."""
+    with pytest.raises(ConfigError):
+        open_stack(config)
+
+
+@pytest.mark.parametrize("seed", ["x", None, 1.5, True])
+def test_what_is_no_whole_number_is_no_seed(seed):
+    """A seed of another type is refused by name, not found out by arithmetic."""
+    with pytest.raises(ConfigError, match="seed is"):
+        open_stack(pool(), seed)
+
+
+HALF = "\ud800"
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        ({"models": {HALF: {}}}, "models: a key"),
+        ({"models": {"m": {"usd_per_million": HALF}}}, "models: m: usd_per_million"),
+        ({"backends": [{"name": "a", "model": "m", "key_env": HALF}]}, r"backends\[0\]: key_env"),
+        ({"backends": [{"name": "a", "model": "m", "served_model": "x" + HALF}]}, "served_model"),
+        ({"router": {"exploration": HALF}}, "router: exploration"),
+        ({"router": {"policy": {"name": "mixing", "weights": {HALF: 1}}}}, "weights: a key"),
+        ({"gateway": {"x": [{HALF: 1}]}}, r"gateway: x\[0\]: a key"),
+        ({"zz": HALF}, "zz"),
+    ],
+)
+def test_half_a_surrogate_pair_is_a_config_error_that_names_its_place(change, place):
+    """No journal could hold it; it is found before anything tries to encode it."""
+    with pytest.raises(ConfigError, match=place) as refused:
+        open_stack(pool(**change))
+    str(refused.value).encode()
+
+
+def test_a_config_built_by_hand_is_searched_too():
+    """A struct that never was YAML is held to the same."""
+    config = msgspec.structs.replace(parse_config(pool()), task_types={HALF: settings.TaskTypeSpec()})
+    with pytest.raises(ConfigError, match="task_types: a key"):
+        open_stack(config)
+
+
+def test_a_gateways_alias_that_holds_itself_is_searched_once():
+    """YAML can write a list that holds itself; the search ends."""
+    loop = []
+    loop.append(loop)
+    assert open_stack(parse_config(pool(gateway={"x": loop}))).n_events == 0

@@ -12,13 +12,17 @@ from hypothesis import strategies as st
 
 from loadwise.kernel.errors import ConfigError
 from loadwise.kernel.streams import Streams
-from loadwise.sim.draw import Draw, sample, sample_count, sample_seconds
+from loadwise.sim.api_engine import ApiEngineSpec
+from loadwise.sim.draw import Draw, Pareto, sample, sample_count, sample_seconds
+from loadwise.sim.hardware import HardwareSpec
 from loadwise.sim.report import percentile
 from loadwise.sim.scenario import Scenario, load_scenario, parse_scenario
 from loadwise.sim.servers_engine import ServersEngineSpec
 from loadwise.sim.simple_engine import SimpleEngineSpec
+from loadwise.sim.step_time import StepCost
 from loadwise.sim.truth import Truth, TruthSpec
-from loadwise.sim.workload import MAX_TURNS, Closed, Poisson, Workload, WorkloadSpec, pick
+from loadwise.sim.vllm_engine import VllmEngineSpec
+from loadwise.sim.workload import MAX_TURNS, Bursty, Closed, Joint, Poisson, Trace, Workload, WorkloadSpec, pick
 
 ROOT = Path(__file__).parents[2]
 GOOD = """
@@ -114,7 +118,19 @@ def test_missing_file_is_a_config_error(tmp_path: Path) -> None:
 def test_format_document_names_every_field() -> None:
     """docs/formats/scenario.md mentions every key of every part of the format."""
     text = (ROOT / "docs" / "formats" / "scenario.md").read_text(encoding="utf-8")
-    parts = [Scenario, WorkloadSpec, Poisson, Closed, TruthSpec, SimpleEngineSpec, ServersEngineSpec, Draw]
+    parts = [
+        Scenario,
+        WorkloadSpec,
+        Poisson,
+        Bursty,
+        Closed,
+        Trace,
+        Joint,
+        TruthSpec,
+        SimpleEngineSpec,
+        ServersEngineSpec,
+    ]
+    parts += [VllmEngineSpec, ApiEngineSpec, HardwareSpec, StepCost, Draw]
     parts += [type(getattr(parse_scenario(GOOD), name)) for name in ("verdicts", "signals", "selector")]
     from loadwise.sim.scenario import Failure
 
@@ -244,3 +260,54 @@ def test_examples_are_valid_yaml_with_pools() -> None:
     """Every example loads and its pool is a plain mapping."""
     for path in (ROOT / "examples" / "scenarios").glob("*.yaml"):
         assert load_scenario(path).pool == yaml.safe_load(path.read_text(encoding="utf-8"))["pool"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("n_programs: 3", f"n_programs: {10**30}", "n_programs"),
+        ("n_programs: 3", "n_programs: 10000001", "n_programs"),
+        ("n_programs: 3", "until_s: 1.0e+30", "until_s"),
+        ("n_programs: 3", "n_programs: 3\nmax_events: 1000000001", "max_events"),
+        ("n_programs: 3", "n_programs: 3\nstall_limit_s: 1.0e+10", "stall_limit_s"),
+        ("n_programs: 3", "n_programs: 3\nsignals: {every_s: 1.0e-300}", "every_s"),
+        ("n_programs: 3", "n_programs: 3\nsignals: {delay_s: 1.0e+300}", "delay_s"),
+        ("n_programs: 3", "n_programs: 3\nverdicts: {delay_s: .inf}", "delay_s"),
+        ("n_programs: 3", "n_programs: 3\nverdicts: {delay_s: {exponential: 1.0e+308}}", "exponential"),
+        ("n_programs: 3", "n_programs: 3\nselector: {delay_s: .nan}", "delay_s"),
+        ("programs_per_s: 1", "programs_per_s: 1.0e-300", "programs_per_s"),
+        ("programs_per_s: 1", "programs_per_s: 1.0e+300", "programs_per_s"),
+        ("kind: poisson, programs_per_s: 1", "kind: closed, n_agents: 1000001", "n_agents"),
+        ("kind: poisson, programs_per_s: 1", "kind: closed, n_agents: 1, think_s: .nan", "think_s"),
+        ("programs_per_s: 1}", "programs_per_s: 1}\n  growth_tokens: .inf", "growth_tokens"),
+        ("programs_per_s: 1}", "programs_per_s: 1}\n  growth_tokens: .nan", "growth_tokens"),
+        ("programs_per_s: 1}", "programs_per_s: 1}\n  first_prompt_tokens: .nan", "first_prompt_tokens"),
+        (
+            "programs_per_s: 1}",
+            "programs_per_s: 1}\n  tool_s: {lognormal: {median: 1, sigma: 1.0e+30}}",
+            "sigma|lognormal",
+        ),
+        ("programs_per_s: 1}", "programs_per_s: 1}\n  tool_s: {lognormal: {median: 1, sigma: 21}}", "lognormal sigma"),
+        ("programs_per_s: 1}", "programs_per_s: 1}\n  tool_s: {pareto: {least: 1, alpha: 1.0e-9}}", "pareto alpha"),
+        ("programs_per_s: 1}", "programs_per_s: 1}\n  shared_tokens: 10000001", "shared_tokens"),
+        ("kind: servers, n_servers: 3", "kind: simple, prefill_tokens_per_s: 1.0e-300", "prefill_tokens_per_s"),
+        ("kind: servers, n_servers: 3", "kind: simple, decode_steps_per_s: 1.0e+300", "decode_steps_per_s"),
+        ("kind: servers, n_servers: 3", "kind: api, tokens_per_s: 1.0e-300", "tokens_per_s"),
+        ("kind: servers, n_servers: 3", "kind: servers, mean_service_s: 1.0e+300", "mean_service_s"),
+        ("kind: servers, n_servers: 3", "kind: vllm, num_gpu_blocks: 10000001", "num_gpu_blocks"),
+        ("kind: servers, n_servers: 3", "kind: vllm, step: {kv_s_per_token: 1.0e+300}", "kv_s_per_token"),
+        ("name: x", 'name: "\\ud800"', "surrogate"),
+    ],
+)
+def test_numbers_with_which_a_run_would_not_end_are_refused_by_name(old: str, new: str, says: str) -> None:
+    """Every number of a scenario has bounds on both sides, so that time passes and products stay finite (law L15)."""
+    assert GOOD.count(old) == 1
+    with pytest.raises(ConfigError, match=says):
+        parse_scenario(GOOD.replace(old, new))
+
+
+def test_a_duration_is_never_longer_than_its_bound() -> None:
+    """The tail of a permitted distribution is cut, so that no instant becomes infinite."""
+    rng = Streams(1).at("x", 1)
+    wild = Draw(pareto=Pareto(least=1e9, alpha=0.1))
+    assert {sample_seconds(wild, rng) for _ in range(20)} == {1e9}

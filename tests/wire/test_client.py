@@ -610,12 +610,12 @@ async def test_no_callback_comes_before_send_returns() -> None:
     sinks = [engine.ask()[1] for _ in range(3)]
     assert [sink.events for sink in sinks] == [[], [], []]
     await settled(lambda: bool(sinks[2].events))
-    assert [sink.events for sink in sinks] == [[], [], [("error", "refused")]]
+    assert [sink.events for sink in sinks] == [[], [], [("error", "busy")]]
     await engine.close()
     assert [sink.events for sink in sinks] == [
         [("error", "reset")],
         [("error", "reset")],
-        [("error", "refused")],
+        [("error", "busy")],
     ]
 
 
@@ -649,6 +649,18 @@ async def test_waiting_and_dialing_are_bounded_in_time() -> None:
     assert dialing.events == waiting.events == [("error", "connect_timeout")]
     await settled(lambda: engine.statistics().dialing == 0)
     assert engine.statistics().waiting == engine.statistics().in_flight == 0
+
+
+@loop_test
+async def test_who_waited_for_a_connection_of_ours_in_vain_blames_nobody() -> None:
+    """All connections carry something: that is `busy`; the engine was never asked."""
+    engine = Engine(limits=UpstreamLimits(connections=1), timeouts=Timeouts(connect_s=2.0))
+    transport = engine.connect()
+    carried, waiting = engine.ask()[1], engine.ask()[1]
+    engine.clock.tick(2.2)
+    assert (carried.events, waiting.events) == ([], [("error", "busy")])
+    transport.deliver(OK)
+    assert carried.events == OK_EVENTS and engine.statistics().in_flight == 0
 
 
 @loop_test

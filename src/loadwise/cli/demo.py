@@ -46,6 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     from loadwise.demo.command import demo
     from loadwise.demo.render import LiveView, render_result
     from loadwise.demo.run import to_json
+    from loadwise.demo.tasks import generate_tasks
     from loadwise.runner.embed import make_embedder
 
     talk = Console(stderr=True)
@@ -63,7 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
         put_json(to_json(result))
     else:
         Console(file=sys.stdout).print(render_result(result))
-    say(f"journals are in {journals}; for instance: loadwise why PROGRAM --journal {journals / 'loadwise'}")
+    program = f"demo-{result.comparison.rows[0].policy}-{generate_tasks(1, arguments.seed)[0].task_id}"
+    say(f"journals are in {journals}; for instance: loadwise why {program} --journal {journals / 'loadwise'}")
     return 0
 
 

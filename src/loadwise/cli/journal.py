@@ -3,10 +3,14 @@
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from loadwise.kernel.errors import ConfigError
 
 from .output import add_json_flag, columns, plain, put, put_json
+
+if TYPE_CHECKING:
+    from loadwise.journal.regenerate import MakeMachine
 
 DESCRIPTION = "Read a journal."
 DEFAULT_JOURNAL = "loadwise-journal"
@@ -24,8 +28,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("cat", "print it as JSON, one line an entry"),
     ):
         verbs.add_parser(verb, help=summary).add_argument("journal", metavar="JOURNAL", help="directory or file")
+    for verb in ("story", "replay"):
+        add_import_flag(verbs.choices[verb])
     for verb_parser in verbs.choices.values():
         add_json_flag(verb_parser)
+
+
+def add_import_flag(parser: argparse.ArgumentParser) -> None:
+    """A journal may name a policy class outside loadwise; importing it runs whatever is there."""
+    parser.add_argument(
+        "--allow-import",
+        action="store_true",
+        help="import the policy class that the journal names, which runs its code; for journals of your own",
+    )
+
+
+def machine_maker(arguments: argparse.Namespace) -> "MakeMachine":
+    """How machines are made from the journal's headers."""
+    from loadwise.journal.regenerate import importing_machine, recorded_machine
+
+    return importing_machine if arguments.allow_import else recorded_machine
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -60,7 +82,7 @@ def _story(arguments: argparse.Namespace) -> int:
     journal, program_id = _journal_and_program(arguments)
     if program_id is None:
         return _programs(journal, as_json=arguments.json)
-    lines = story(journal, program_id)
+    lines = story(journal, program_id, machine_maker(arguments))
     if arguments.json:
         put_json({"program": program_id, "lines": lines})
     else:
@@ -102,7 +124,7 @@ def _programs(journal: Path, *, as_json: bool) -> int:
 def _replay(arguments: argparse.Namespace) -> int:
     from loadwise.journal.parity import replay
 
-    report = replay(existing(arguments.journal))
+    report = replay(existing(arguments.journal), machine_maker(arguments))
     if arguments.json:
         put_json({"holds": report.holds, **plain(report)})
     elif report.mismatch is not None:

@@ -67,7 +67,9 @@ def run(arguments: argparse.Namespace) -> int:
     from loadwise.lab.experiment import COST_WEIGHTS, ReplayConfig, run_replay
     from loadwise.lab.feedback import FeedbackSpec
     from loadwise.lab.report import as_json
+    from loadwise.settings import require_seed
 
+    require_seed(arguments.seed)
     weights = COST_WEIGHTS if arguments.cost_weights is None else _floats("--cost-weights", arguments.cost_weights)
     for path in (arguments.markdown, arguments.plot):
         _require_place(path)

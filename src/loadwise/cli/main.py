@@ -90,3 +90,7 @@ def _split(argv: Sequence[str]) -> tuple[str, Sequence[str]]:
 def _fail(message: str, status: int) -> int:
     print(f"loadwise: {' '.join(message.split())}", file=sys.stderr)
     return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -2,7 +2,7 @@
 
 import argparse
 
-from .journal import DEFAULT_JOURNAL
+from .journal import DEFAULT_JOURNAL, add_import_flag
 from .output import add_json_flag, put, put_json
 
 DESCRIPTION = "Say why a program ran where it ran: candidates, scores, signals with their ages, propensity, verdict."
@@ -14,6 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--journal", metavar="PATH", default=DEFAULT_JOURNAL, help=f"the gateway's journal (default {DEFAULT_JOURNAL})"
     )
+    add_import_flag(parser)
     add_json_flag(parser)
 
 
@@ -21,9 +22,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Explain."""
     from loadwise.journal.explain import render_why, why
 
-    from .journal import existing
+    from .journal import existing, machine_maker
 
-    explanation = why(existing(arguments.journal), arguments.program)
+    explanation = why(existing(arguments.journal), arguments.program, machine_maker(arguments))
     if arguments.json:
         put_json(explanation)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,8 +11,8 @@ from loadwise.demo import weights
 from loadwise.demo.live import SCALE, emulated_engine, emulated_pool, gateways, real_pool
 from loadwise.demo.run import DemoOptions, DemoResult, Report, run_demo
 from loadwise.demo.table import UsdPerMillion, packaged_table
-from loadwise.gateway.turns import Embedder
 from loadwise.kernel.errors import ConfigError
+from loadwise.runner.embed import Embedder
 
 N_EMULATED = 200
 N_REAL = 8
@@ -41,6 +42,8 @@ def demo(
         DemoFailed: no program of a row got an answer.
     """
     root = Path(tempfile.mkdtemp(prefix="loadwise-demo-")) if journal_root is None else journal_root
+    if root.is_dir() and any(root.iterdir()):
+        raise ConfigError(f"{str(root)!r} is not empty; the demo's journals need a new folder")
     if not is_real and not gguf:
         table = packaged_table()
         options = DemoOptions(n_programs=n_programs or N_EMULATED, concurrency=16, seed=seed, wait_scale=SCALE)
@@ -48,6 +51,8 @@ def demo(
         slots = {name: emulated_engine(name).slots for name in prices}
         start_gateway = gateways(prices, root, engine="emulator", slots_by_model=slots, embedder=lambda: embedder)
         return run_demo(options, emulated_pool(table), start_gateway, report, table), root
+    if importlib.util.find_spec("xllamacpp") is None:
+        raise ConfigError("real models need xllamacpp, which is not installed: pip install 'loadwise[real]'")
     files = {weights.MODEL: weights.smollm2(), **(gguf or {})}
     for name, path in files.items():
         if not path.is_file():

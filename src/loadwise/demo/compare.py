@@ -157,6 +157,7 @@ def frontier(cost: _FLOATS, success: _FLOATS, at_cost: _FLOATS) -> _FLOATS:
     >>> frontier(np.array([[1.0, 3.0]]), np.array([[0.2, 0.6]]), np.array([2.0]))
     array([0.4])
     """
+    at_cost = at_cost * (1.0 + 1e-12)  # a mean of equal costs may come out a rounding below them
     cheapest = cost.argmin(axis=1, keepdims=True)
     best: _FLOATS = np.take_along_axis(success, cheapest, axis=1)[:, 0]  # (n_worlds,)
     n_models = cost.shape[1]

@@ -28,7 +28,7 @@ from loadwise.emulator.emulator import EmulatorSpec, start_emulator
 from loadwise.emulator.script import Script
 from loadwise.gateway.config import GatewayConfig
 from loadwise.gateway.serve import start
-from loadwise.gateway.turns import Embedder
+from loadwise.runner.embed import Embedder
 from loadwise.settings import parse_config
 from loadwise.sim.simple_engine import SimpleEngineSpec
 

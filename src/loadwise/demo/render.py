@@ -17,6 +17,8 @@ from loadwise.demo.run import DemoResult, LiveState
 # Shares in the second are those that the routed row ended with.
 _NAMES = {"random": "random mixing", "mixing": "same-share mixing"}
 _LINES_PER_ROW = 5
+PROGRAMS_MIN = 40
+"""Programs a row below which a bootstrap over tasks is no interval."""
 
 
 def render_state(state: LiveState) -> RenderableType:
@@ -45,11 +47,16 @@ def render_result(result: DemoResult) -> RenderableType:
 def gain_lines(result: DemoResult) -> tuple[str, ...]:
     """Say in words what was gained or lost, with intervals, and what to doubt."""
     comparison = result.comparison
-    lines = [
-        f"gain over random mixing at the same cost:   {_gain(comparison.gain_over_frontier)}",
-        f"gain over random mixing at the same shares: {_gain(comparison.gain_at_same_shares)}",
-        f"gain over uniform random mixing:            {_gain(comparison.gain_over_random)}",
-    ]
+    if len(result.models) == 1:
+        lines = ["one model: there is nothing to choose, so there is no gain; differences between rows are chance"]
+    elif result.options.n_programs < PROGRAMS_MIN:
+        lines = [f"fewer than {PROGRAMS_MIN} programs a row say nothing of a gain; --n sets how many"]
+    else:
+        lines = [
+            f"gain over random mixing at the same cost:   {_gain(comparison.gain_over_frontier)}",
+            f"gain over random mixing at the same shares: {_gain(comparison.gain_at_same_shares)}",
+            f"gain over uniform random mixing:            {_gain(comparison.gain_over_random)}",
+        ]
     if comparison.luck_mismatches:
         lines.append(
             f"{comparison.luck_mismatches} (task, model) pairs ended differently in two rows: "

@@ -32,7 +32,7 @@ class EmulateOptions(Fact, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if bool(self.models) == (self.scenario is not None):
-            raise ConfigError("emulate takes either models or a scenario")
+            raise ConfigError("emulate needs --model NAME (repeatable) or --scenario SCENARIO.yaml, and not both")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port is {self.port!r}; it must be in 0..65535")
 

@@ -4,6 +4,7 @@ from bisect import bisect_left
 
 from loadwise.sim.engine import Engine
 from loadwise.sim.simple_engine import SimpleEngine
+from loadwise.sim.vllm_engine import VllmEngine
 
 BLOCK_TOKENS = 16
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
@@ -94,12 +95,16 @@ class EngineMetrics:
 
 def _cache_config(engine: Engine) -> list[str]:
     """vLLM's capacity line; it has no `model_name`. An engine without KV has none."""
-    if not isinstance(engine, SimpleEngine):
+    name = "vllm:cache_config_info"
+    if isinstance(engine, VllmEngine):
+        block_tokens, n_blocks = engine.spec.block_tokens, engine.spec.n_blocks
+    elif isinstance(engine, SimpleEngine):
+        block_tokens, n_blocks = BLOCK_TOKENS, engine.spec.kv_tokens // BLOCK_TOKENS
+    else:
         return []
-    spec, name = engine.spec, "vllm:cache_config_info"
-    n_blocks = spec.kv_tokens // BLOCK_TOKENS
+    spec = engine.spec
     labels = (
-        f'block_size="{BLOCK_TOKENS}",enable_prefix_caching="{spec.has_prefix_cache}",engine="0",'
+        f'block_size="{block_tokens}",enable_prefix_caching="{spec.has_prefix_cache}",engine="0",'
         f'kv_cache_size_tokens="{spec.kv_tokens}",num_gpu_blocks="{n_blocks}"'
     )
     help_line = f"# HELP {name} Information of the LLMEngine CacheConfig"

@@ -6,27 +6,23 @@ from typing import Any
 import msgspec
 
 from loadwise.kernel.errors import Error, Overloaded
+from loadwise.wire import heads
 from loadwise.wire.exchange import Exchange
 from loadwise.wire.heads import JSON_TYPE
 
 _encode = msgspec.json.Encoder().encode
 
-_TYPE_BY_STATUS = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    404: "not_found_error",
-    409: "conflict_error",
-    413: "invalid_request_error",
-    422: "invalid_request_error",
-    429: "rate_limit_error",
-    431: "invalid_request_error",
-}
-
 
 def error_body(status: int, message: str, *, code: str | None = None, param: str | None = None) -> bytes:
-    """`{"error": {message, type, param, code}}`, as OpenAI's clients expect it."""
-    kind = _TYPE_BY_STATUS.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return _encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
+    """`{"error": {message, type, param, code}}`, its type told by the status."""
+    return heads.error_body(message, heads.error_kind(status), code, param)
+
+
+def whole(value: Any) -> Any:
+    """Facts as plain values with every field, defaults too, so that a reader need not know our defaults."""
+    if isinstance(value, msgspec.Struct):
+        return {field: whole(getattr(value, field)) for field in value.__struct_fields__}
+    return value
 
 
 def retry_after(seconds: float) -> bytes:

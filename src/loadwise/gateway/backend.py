@@ -1,6 +1,7 @@
 """The way to one backend: its connections, its headers, its name for the model."""
 
 import os
+import ssl
 from collections.abc import Mapping
 from urllib.parse import quote, urlsplit
 
@@ -10,6 +11,8 @@ from loadwise.wire.client import Timeouts, Upstream, UpstreamLimits
 from loadwise.wire.heads import Ticker, header_block
 
 from .config import GatewayConfig
+
+_WATCHED = UpstreamLimits(connections=2, idle_connections=2)
 
 
 class BackendLink:
@@ -25,14 +28,17 @@ class BackendLink:
         """
         if not spec.url:
             raise ConfigError(f"backend {spec.name!r} has no url")
-        limits = UpstreamLimits(
-            connections=config.upstream_connections_max, idle_connections=config.upstream_connections_max
-        )
+        n_max = config.upstream_connections_max
+        limits = UpstreamLimits(connections=n_max, idle_connections=n_max)
+        tls = ssl.create_default_context() if spec.url.lower().startswith("https:") else None
         timeouts = Timeouts(
             connect_s=spec.connect_timeout_s, first_byte_s=spec.first_byte_timeout_s, idle_s=spec.idle_timeout_s
         )
         try:
-            self.upstream = Upstream(base_url(spec.url), limits=limits, timeouts=timeouts, ticker=ticker)
+            url = base_url(spec.url)
+            self.upstream = Upstream(url, limits=limits, timeouts=timeouts, ticker=ticker, tls=tls)
+            self.watched = Upstream(url, limits=_WATCHED, timeouts=timeouts, ticker=ticker, tls=tls)
+            """For the probe, which must not wait behind turns: a backend that is busy is not down."""
         except ValueError as error:
             raise ConfigError(f"backend {spec.name!r}: url {spec.url!r}: {error}") from error
         self.spec = spec
@@ -40,6 +46,11 @@ class BackendLink:
         self.model_header = header_text(spec.model)
         self.name_header = header_text(spec.name)
         self.request_headers = b"content-type: application/json\r\naccept: */*\r\n" + self._key(environment)
+
+    async def close(self) -> None:
+        """Break off what is in flight and close every connection."""
+        await self.upstream.close()
+        await self.watched.close()
 
     def _key(self, environment: Mapping[str, str]) -> bytes:
         if self.spec.key_env is None:

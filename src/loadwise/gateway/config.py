@@ -19,6 +19,10 @@ class GatewayConfig(Fact, frozen=True, kw_only=True):
     seed: int = 0
     key_env: str | None = None
     """Environment variable with the API keys that clients may use, separated by commas; null lets everybody in."""
+    hosts: tuple[str, ...] = ()
+    """Names besides `host`, localhost and addresses by which a gateway on loopback may be asked (the Host header)."""
+    origins: tuple[str, ...] = ()
+    """Origins of web pages that may ask, as "https://example.org"; "*" lets every page in."""
     embedder: Literal["none", "hash", "minilm"] = "hash"
     """What turns a program's first request into components of its context."""
     probe_interval_s: float = 0.5
@@ -37,6 +41,15 @@ class GatewayConfig(Fact, frozen=True, kw_only=True):
             raise ConfigError(f"gateway.port is {self.port!r}; it must be 0 to 65535")
         if self.keep_segments is not None and self.keep_segments < 1:
             raise ConfigError(f"gateway.keep_segments is {self.keep_segments!r}; it must be >= 1")
+        for name, values in (("hosts", self.hosts), ("origins", self.origins)):
+            for value in values:
+                if not value or not value.isascii() or not value.isprintable() or value.endswith("/") or " " in value:
+                    raise ConfigError(
+                        f"gateway.{name} holds {value!r}; it must be a name without spaces or final slash"
+                    )
+        for value in self.hosts:
+            if "/" in value or ":" in value:
+                raise ConfigError(f"gateway.hosts holds {value!r}; it must be a name without scheme and port")
         for name in ("probe_interval_s", "grace_s"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):

@@ -6,15 +6,20 @@ known conversation that the request continues; else the request is its own progr
 Theory of operation of the prefix rule. Agents append to their conversation, so a request without a name continues a
 program if it extends, by at least one message, the *whole* list of exactly one open program under the same key: what
 was asked before and the reply that we relayed. Messages are compared by a normal form, because clients rewrite what
-they send back. A list is known by a chained hash, so a lookup costs one hash per message. A program with a turn open
-is not found (its list is about to change); two programs with equal lists are both not found: a wrong merge poisons
+they send back. A list is known by a chained hash, so a lookup costs one hash per message. Two programs with equal lists
+are both not found, and neither is a program whose turn is open, for its list is about to change: a wrong merge poisons
 credit, a missed one only starts a new program. Agents that compact their history begin a new program unless they send a
-name; `n_unmatched` counts conversations that arrive in the middle.
+name; `n_unmatched` counts conversations that arrive in the middle. Nor is a conversation compared that is longer than
+we read (`openai.MESSAGES_MAX` and its fellows), for one client must not take everybody's time: `n_unread` counts those.
 """
 
 import hashlib
+import json
+import math
+import os
+import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import msgspec
@@ -22,7 +27,7 @@ import msgspec
 from loadwise.kernel.errors import CallerError
 from loadwise.kernel.ids import PROGRAM_ID_MAX_CHARS, ProgramId
 
-from .openai import ModelRequest, text_of
+from .openai import UNREADABLE, ModelRequest, part_text, text_of
 
 SESSION_HEADER = b"x-session-id"
 HARNESS_HEADERS = (
@@ -35,7 +40,7 @@ HARNESS_HEADERS = (
 )
 FINAL_HEADERS = (b"x-loadwise-final", b"x-dynamo-session-final")
 
-_canonical = msgspec.json.Encoder(order="deterministic").encode
+_encode = msgspec.json.Encoder(order="deterministic").encode
 
 
 def check_program_id(text: str, *, param: str) -> ProgramId:
@@ -66,7 +71,7 @@ def named_program(headers: Mapping[bytes, bytes], request: ModelRequest) -> Prog
     if value is not None:
         return check_program_id(_text(value, "X-Session-ID"), param="X-Session-ID")
     in_body = request.program_id
-    if in_body:
+    if in_body is not None:
         return check_program_id(in_body, param="program_id")
     for name in HARNESS_HEADERS:
         value = headers.get(name)
@@ -89,39 +94,85 @@ def _text(value: bytes, name: str) -> str:
 
 def normal_form(message: Any) -> bytes:
     """What of a message counts for identity: role, text without surrounding white space, tool calls with parsed
-    arguments, and any part that is not text. Reasoning, refusals, ids and cache hints do not count."""
+    arguments, and whatever of the content is not text. Reasoning, refusals, ids and cache hints do not count."""
     if not isinstance(message, dict):
         return _canonical(message)
-    content = message.get("content")
-    others = []
-    if isinstance(content, list):
-        others = [_bare(p) for p in content if isinstance(p, dict) and p.get("type") not in _UNCOUNTED_PARTS]
+    role, content = message.get("role"), message.get("content")
+    text = text_of(content).strip()
+    if role == "assistant" and text.startswith("<think>"):
+        text = _THOUGHT.sub("", text, count=1)
     calls = message.get("tool_calls")
     calls = calls if isinstance(calls, list) else []
     function_call = message.get("function_call")
     if isinstance(function_call, dict):
         calls = [*calls, {"function": function_call}]
-    return _canonical([message.get("role"), text_of(content).strip(), [_call(c) for c in calls], others])
+    return _canonical([role, text, [_call(call) for call in calls], _beside_text(content)])
 
 
-_UNCOUNTED_PARTS = frozenset({"text", "refusal", "thinking", "reasoning", "input_text", "output_text"})
+_THOUGHT = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
+_UNCOUNTED_PARTS = frozenset({"refusal", "thinking", "redacted_thinking", "reasoning"})
 
 
-def _bare(part: dict[str, Any]) -> dict[str, Any]:
+def _beside_text(content: Any) -> list[Any]:
+    """What of a content is neither text nor of the kinds that do not count."""
+    if content is None or isinstance(content, str):
+        return []
+    if not isinstance(content, list):
+        return [content]
+    return [_bare(part) for part in content if part_text(part) is None and not _is_uncounted(part)]
+
+
+def _is_uncounted(part: Any) -> bool:
+    kind = part.get("type") if isinstance(part, dict) else None
+    return isinstance(kind, str) and kind in _UNCOUNTED_PARTS
+
+
+def _bare(part: Any) -> Any:
+    if not isinstance(part, dict):
+        return part
     return {key: value for key, value in part.items() if key not in ("id", "cache_control")}
 
 
 def _call(call: Any) -> Any:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict):
+    if not isinstance(call, dict):
         return call
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = msgspec.json.decode(arguments)
-        except msgspec.DecodeError:
-            arguments = arguments.strip()
-    return [function.get("name"), arguments]
+    function = call.get("function")
+    if not isinstance(function, dict):
+        return {key: value for key, value in call.items() if key not in ("id", "index", "cache_control")}
+    return [function.get("name"), _parsed(function.get("arguments"))]
+
+
+def _parsed(arguments: Any) -> Any:
+    """Arguments as the values that they mean, however they are written; none at all means an empty object."""
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+        return {}
+    try:
+        return _decode_arguments(arguments if isinstance(arguments, str) else _canonical(arguments))
+    except UNREADABLE:
+        return arguments.strip() if isinstance(arguments, str) else arguments
+
+
+def _number(written: str) -> float | int | str:
+    """1.0 and 1 are one number to those who parse and write JSON."""
+    value = float(written)
+    if not math.isfinite(value):
+        return written
+    return int(value) if value.is_integer() and abs(value) < 2**53 else value
+
+
+_decode_arguments = msgspec.json.Decoder(float_hook=_number).decode
+
+
+def _canonical(value: Any) -> bytes:
+    """Equal bytes for equal values, whatever the order of keys."""
+    try:
+        return _encode(value)
+    except (ValueError, OverflowError, RecursionError):
+        pass  # half a surrogate pair, a number that is too long
+    try:
+        return json.dumps(value, sort_keys=True).encode()
+    except (ValueError, RecursionError):
+        return os.urandom(16)  # cannot be compared: equal to nothing
 
 
 def chain(start: bytes, messages: Iterable[Any]) -> list[bytes]:
@@ -133,79 +184,102 @@ def chain(start: bytes, messages: Iterable[Any]) -> list[bytes]:
     return hashes
 
 
-class Conversation:
-    """One implicit program's whole list, as hashes: of the open request, and of what we knew before it."""
+def start_of(key: bytes) -> bytes:
+    """Where the conversations of one API key begin."""
+    return hashlib.blake2b(key, digest_size=16, person=b"loadwise key").digest()
 
-    __slots__ = ("before", "request_hash")
 
-    def __init__(self, request_hash: bytes, before: tuple[bytes, ...]) -> None:
-        self.request_hash = request_hash
-        self.before = before
+class Conversation(NamedTuple):
+    """One request's whole list, and whether a known program is continued by it."""
+
+    request_hash: bytes
+    program_id: ProgramId | None
 
 
 class PrefixIndex:
-    """Open programs by the hash of their whole conversation."""
+    """Open programs by the hash of their whole conversation.
 
-    def __init__(self, *, programs_max: int = 100_000) -> None:
+    Args:
+        is_open: whether a program still takes turns.
+    """
+
+    def __init__(self, is_open: Callable[[ProgramId], bool], *, programs_max: int = 100_000) -> None:
+        self._is_open = is_open
         self._programs_max = programs_max
         self._programs_by_hash: dict[bytes, set[ProgramId]] = {}
         self._hashes_by_program: dict[ProgramId, tuple[bytes, ...]] = {}
+        """Those whose last turn ended longest ago come first."""
+        self._busy: set[ProgramId] = set()
+        """Programs that are being continued: their turn is open."""
         self.n_matched = 0
         self.n_unmatched = 0
         """Requests that look like the middle of a conversation nobody knows (compacted history, a restart)."""
         self.n_ambiguous = 0
+        self.n_unread = 0
+        """Requests whose conversation is longer than we read, or cannot be read: each is a program of its own."""
 
     def __len__(self) -> int:
         return len(self._hashes_by_program)
 
-    def find(
-        self, key: bytes, messages: list[Any], is_open: Callable[[ProgramId], bool]
-    ) -> tuple[ProgramId | None, Conversation]:
-        """The one program that the conversation continues, or None; and the conversation to hand to `settle`."""
-        hashes = chain(key, messages)
+    def find(self, key: bytes, messages: list[Any]) -> Conversation | None:
+        """The conversation to hand to `settle`, with the one program that it continues, if any.
+
+        None where there are no messages to know it by.
+        """
+        hashes = chain(start_of(key), messages)
+        if not hashes:
+            return None
         for prefix in reversed(hashes[:-1]):
-            programs = self._open_programs(prefix, is_open)
-            if not programs:
-                continue
-            if len(programs) > 1:
+            programs = self._open_programs(prefix)
+            if len(programs) == 1 and programs[0] not in self._busy:
+                self.n_matched += 1
+                self._busy.add(programs[0])
+                return Conversation(hashes[-1], programs[0])
+            if programs:
                 self.n_ambiguous += 1
-                break
-            program_id = programs[0]
-            self.n_matched += 1
-            return program_id, Conversation(hashes[-1], self.forget(program_id))
+                return Conversation(hashes[-1], None)
         if any(isinstance(m, dict) and m.get("role") == "assistant" for m in messages[:-1]):
             self.n_unmatched += 1
-        return None, Conversation(hashes[-1], ())
+        return Conversation(hashes[-1], None)
 
-    def _open_programs(self, known: bytes, is_open: Callable[[ProgramId], bool]) -> list[ProgramId]:
+    def _open_programs(self, known: bytes) -> list[ProgramId]:
         """Open programs with this list; closed ones are forgotten on the way."""
-        programs = sorted(self._programs_by_hash.get(known, ()))
+        programs = list(self._programs_by_hash.get(known, ()))
         for program_id in programs:
-            if not is_open(program_id):
+            if not self._is_open(program_id):
                 self.forget(program_id)
         return [program_id for program_id in programs if program_id in self._hashes_by_program]
 
-    def settle(self, program_id: ProgramId, conversation: Conversation, replies: list[Any]) -> None:
-        """The turn ended: remember the list with each reply that was relayed, or as it was before where none was."""
-        if replies:
-            known = tuple(chain(conversation.request_hash, [reply])[0] for reply in replies)
-        else:
-            known = conversation.before
-        self.forget(program_id)
-        if not known:
-            return
-        if len(self._hashes_by_program) >= self._programs_max:
-            self.forget(next(iter(self._hashes_by_program)))
-        self._hashes_by_program[program_id] = known
-        for value in known:
-            self._programs_by_hash.setdefault(value, set()).add(program_id)
+    def settle(self, program_id: ProgramId, conversation: Conversation, replies: list[Any] | None) -> None:
+        """The turn ended: remember the list with each reply that was relayed.
 
-    def forget(self, program_id: ProgramId) -> tuple[bytes, ...]:
-        """The program is over, or its next turn is open. Returns what was known of it."""
-        known = self._hashes_by_program.pop(program_id, ())
-        for value in known:
+        Args:
+            replies: None where the turn got no answer, then the program stands where it stood; empty where the answer
+                could not be followed, then nothing continues the program.
+        """
+        self._busy.discard(program_id)
+        if replies is not None:
+            self.forget(program_id)
+            known = dict.fromkeys(chain(conversation.request_hash, [reply])[0] for reply in replies)
+            if known:
+                self._hashes_by_program[program_id] = tuple(known)
+            for value in known:
+                self._programs_by_hash.setdefault(value, set()).add(program_id)
+        self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        """Programs that have ended lie at the begin; a few are dropped a turn, so that they do not pile up."""
+        for _ in range(4):
+            oldest = next(iter(self._hashes_by_program), None)
+            if oldest is None or (len(self) <= self._programs_max and self._is_open(oldest)):
+                return
+            self.forget(oldest)
+
+    def forget(self, program_id: ProgramId) -> None:
+        """The program is over, or its list is known no more."""
+        self._busy.discard(program_id)
+        for value in self._hashes_by_program.pop(program_id, ()):
             programs = self._programs_by_hash[value]
             programs.discard(program_id)
             if not programs:
                 del self._programs_by_hash[value]
-        return known

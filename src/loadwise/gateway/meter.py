@@ -78,6 +78,8 @@ class _Collector:
         yield refused
         text = "Seconds between a request and its dispatch, waiting for admission left out"
         yield self._meter.overhead_s.family("loadwise_overhead_seconds", text)
+        text = "Questions to the index of archived programs that it could not answer"
+        yield CounterMetricFamily("loadwise_index_failures", text, value=self._turns.archive.n_failures)
         is_writable = self._turns.host.failure is None
         yield GaugeMetricFamily("loadwise_journal_writable", "1 while the journal can be written", value=is_writable)
 
@@ -117,6 +119,7 @@ def _program_families(router: Router, turns: "Turns") -> Iterator[Metric]:
         ("matched", turns.prefixes.n_matched),
         ("unmatched", turns.prefixes.n_unmatched),
         ("ambiguous", turns.prefixes.n_ambiguous),
+        ("unread", turns.prefixes.n_unread),
     ):
         prefixes.add_metric([result], n)
     yield prefixes

@@ -1,27 +1,42 @@
-"""OpenAI's dialect: reads only what we need of a request, forwards the rest byte for byte, reads usage from answers.
+"""OpenAI's dialect: reads only what we need of a request, forwards the rest byte for byte.
 
 A body is split once into its top-level fields, each kept as the bytes that the client wrote: a number, a nested object
-or a field we have never heard of reaches the engine exactly as it was. Only `model` is replaced by the engine's own
-name for it, `program_id` (ours) is taken out, and `stream_options.include_usage` is set where the client did not ask
-for usage in a stream, because credit and reservations need it; the extra chunk is then kept from the client.
+or a field we have never heard of reaches the engine exactly as it was. Of a field that is written twice the last one
+counts. Only `model` is replaced by the engine's own name for it, `program_id` (ours) is taken out, and
+`stream_options.include_usage` is set where the client did not ask for usage in a stream, because credit and
+reservations need it; the extra chunk is then kept from the client.
 """
 
+import json
 import re
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
 from loadwise.kernel.errors import CallerError
 from loadwise.kernel.events import AUTO
-from loadwise.kernel.work import Usage
 
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_any = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 
+MESSAGES_MAX = 4096
+MESSAGES_MAX_BYTES = 1024 * 1024
+COMMAS_MAX = 131_072
+BRACKETS_MAX = 65_536
+"""A conversation beyond any of these is not read by us, only handed on: reading takes time from everybody else's turns,
+and grows with the number of values more than with their length."""
+LENGTH_MAX_BYTES = 8 * 1024 * 1024
+"""The longest conversation in which the last question is looked for."""
+LARGE_BYTES = 1024 * 1024
+COLONS_MAX = 262_144
+"""In a body that is large, beside its messages or its prompt: as many fields as it may have."""
 BYTES_PER_TOKEN = 4
 """For estimates before the engine has counted."""
+TOKENS_MAX = 2**40
+"""Counts beyond it are nonsense that an engine or a client has sent."""
+UNREADABLE = (msgspec.DecodeError, RecursionError)
+"""What the decoder raises on bytes from outside: not JSON, another shape, or nested deeper than it follows."""
 
 
 class _StreamOptions(msgspec.Struct):
@@ -46,13 +61,23 @@ _TYPE_BY_FIELD: dict[str, Any] = {
 }
 _DECODER_BY_FIELD = {name: msgspec.json.Decoder(kind) for name, kind in _TYPE_BY_FIELD.items()}
 _NO_METADATA = _Metadata()
-_INCLUDE_USAGE = msgspec.Raw(b'{"include_usage":true}')
+_TRUE = msgspec.Raw(b"true")
 
 
 class ModelRequest:
     """One request for a model call, split into its fields."""
 
-    __slots__ = ("_encoded_for", "_fields", "adds_usage", "is_stream", "max_output_tokens", "metadata", "model")
+    __slots__ = (
+        "_encoded_for",
+        "_fields",
+        "_messages",
+        "adds_usage",
+        "is_stream",
+        "is_unread",
+        "max_output_tokens",
+        "metadata",
+        "model",
+    )
 
     def __init__(self, body: bytes, *, prompt_field: str) -> None:
         """Split a body.
@@ -63,22 +88,23 @@ class ModelRequest:
         Raises:
             CallerError: not a JSON object, or a field we need has the wrong type.
         """
-        try:
-            fields = _decode_fields(body)
-        except msgspec.DecodeError as error:
-            raise CallerError(f"the body is not a JSON object: {error}", code="invalid_json") from error
-        self._fields = fields
+        if len(body) > LARGE_BYTES:
+            _require_few_fields(body)
+        self._fields = fields = _split(body)
         self._encoded_for: tuple[str, bytes] | None = None
+        self._messages: list[Any] | None = None
+        self.is_unread = False
+        """Whether `messages` was asked for a conversation that it could not or would not read."""
         self.model: str = self._read("model", AUTO)
         """As the client named it; `auto` where it named none."""
         self.is_stream: bool = bool(self._read("stream", False))
         metadata = self._read("metadata", None)
         self.metadata: _Metadata = _NO_METADATA if metadata is None else metadata
-        self.max_output_tokens: int | None = self._read("max_completion_tokens", None)
-        if self.max_output_tokens is None:
-            self.max_output_tokens = self._read("max_tokens", None)
+        self.max_output_tokens = self._limit()
         self.adds_usage = self.is_stream and self._asks_no_usage()
         """Whether we ask for usage in the client's stead and must keep it from the client."""
+        if self.adds_usage:
+            fields["stream_options"] = _with_usage(fields.get("stream_options"))
         self._require_prompt(prompt_field)
 
     def _read(self, name: str, default: Any) -> Any:
@@ -87,8 +113,15 @@ class ModelRequest:
             return default
         try:
             return _DECODER_BY_FIELD[name].decode(raw)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise CallerError(f"{name} is not valid: {error}", code="invalid_type", param=name) from error
+
+    def _limit(self) -> int | None:
+        """How many tokens the client allows; negative numbers mean no limit to some engines."""
+        limit: int | None = self._read("max_completion_tokens", None)
+        if limit is None:
+            limit = self._read("max_tokens", None)
+        return None if limit is None or limit < 0 else min(limit, TOKENS_MAX)
 
     def _asks_no_usage(self) -> bool:
         options = self._read("stream_options", None)
@@ -98,19 +131,19 @@ class ModelRequest:
         raw = self._fields.get(name)
         if raw is None:
             raise CallerError(f"{name} is missing", code="missing_field", param=name)
-        first = bytes(raw)[:1]
-        if name == "messages" and first != b"[":
+        begin = bytes(memoryview(raw)[:64])  # a view: a conversation may have megabytes
+        if name == "messages" and begin[:1] != b"[":
             raise CallerError("messages must be a list", code="invalid_type", param="messages")
-        if name == "messages" and bytes(raw)[1:].lstrip()[:1] == b"]":
+        if name == "messages" and begin[1:].lstrip()[:1] == b"]":
             raise CallerError("messages is empty; it needs at least one message", code="invalid_value", param=name)
-        if name == "prompt" and first not in (b'"', b"["):
+        if name == "prompt" and begin[:1] not in (b'"', b"["):
             raise CallerError("prompt must be a string or a list", code="invalid_type", param="prompt")
 
     @property
     def program_id(self) -> str | None:
-        """The program's name in the body, by whatever field."""
+        """The program's name in the body, by whatever field; `program_id` is ours, so there an empty one counts."""
         named: str | None = self._read("program_id", None)
-        return named or self.metadata.program_id or self.metadata.session_id
+        return named if named is not None else self.metadata.program_id or self.metadata.session_id or None
 
     @property
     def prompt_tokens(self) -> int:
@@ -119,20 +152,36 @@ class ModelRequest:
         return 0 if raw is None else len(memoryview(raw)) // BYTES_PER_TOKEN
 
     def messages(self) -> list[Any]:
-        """The conversation as plain values; empty for a completion."""
+        """The conversation as plain values, read once; empty for a completion, where it holds what we cannot read, and
+        where it is longer than we read (`is_unread`)."""
+        known = self._messages
+        if known is None:
+            known = self._messages = self._read_messages(MESSAGES_MAX_BYTES)
+            self.is_unread = not known and "messages" in self._fields
+        return known
+
+    def _read_messages(self, limit_bytes: int) -> list[Any]:
         raw = self._fields.get("messages")
-        try:
-            return [] if raw is None else _decode_any(raw)
-        except msgspec.DecodeError as error:
-            raise CallerError(f"messages is not valid: {error}", code="invalid_json", param="messages") from error
+        if raw is None or not is_readable(raw, limit_bytes):
+            return []
+        messages = read_leniently(raw)
+        return messages if isinstance(messages, list) and len(messages) <= MESSAGES_MAX else []
+
+    def forget_messages(self) -> None:
+        """Let go of the plain values: a turn may be open for long."""
+        self._messages = None
 
     def prompt_text(self) -> str:
         """What the program was asked first: the text of the last user message, or the prompt."""
-        for message in reversed(self.messages()):
+        # A long text is as good as any; what costs is a great many values.
+        messages = self.messages()
+        if self.is_unread and len(memoryview(self._fields["messages"])) > MESSAGES_MAX_BYTES:
+            messages = self._read_messages(LENGTH_MAX_BYTES)
+        for message in reversed(messages):
             if isinstance(message, dict) and message.get("role") == "user":
                 return text_of(message.get("content"))
         raw = self._fields.get("prompt")
-        prompt = None if raw is None else _decode_any(raw)
+        prompt = read_leniently(raw) if raw is not None and bytes(memoryview(raw)[:1]) == b'"' else None
         return prompt if isinstance(prompt, str) else ""
 
     def encode(self, served_model: str) -> bytes:
@@ -142,18 +191,142 @@ class ModelRequest:
         fields = self._fields
         fields["model"] = msgspec.Raw(_encode(served_model))
         fields.pop("program_id", None)
-        if self.adds_usage:
-            fields["stream_options"] = self._usage_options()
         encoded = _encode(fields)
         self._encoded_for = (served_model, encoded)
         return encoded
 
-    def _usage_options(self) -> msgspec.Raw:
-        raw = self._fields.get("stream_options")
-        said = None if raw is None else _decode_any(raw)
-        if not said:
-            return _INCLUDE_USAGE
-        return msgspec.Raw(_encode({**said, "include_usage": True}))
+
+def is_readable(raw: msgspec.Raw | bytes, limit_bytes: int) -> bool:
+    """Whether a value is small enough to be read within some ten milliseconds, told without reading it."""
+    n_bytes = len(memoryview(raw))
+    if n_bytes <= BRACKETS_MAX:
+        return True
+    if n_bytes > limit_bytes:
+        return False
+    written = bytes(raw)
+    return written.count(b",") <= COMMAS_MAX and written.count(b"{") + written.count(b"[") <= BRACKETS_MAX
+
+
+class _Prompts(msgspec.Struct):
+    messages: msgspec.Raw = msgspec.Raw(b"")
+    prompt: msgspec.Raw = msgspec.Raw(b"")
+
+
+_decode_prompts = msgspec.json.Decoder(_Prompts).decode
+
+
+def _require_few_fields(body: bytes) -> None:
+    """Refuse a body of a great many fields before they are told apart.
+
+    Raises:
+        CallerError: there are too many.
+    """
+    try:
+        prompts = _decode_prompts(body)
+    except (*UNREADABLE, UnicodeDecodeError):
+        return  # `_split` says what is wrong with it
+    beside = body.count(b":") - bytes(prompts.messages).count(b":") - bytes(prompts.prompt).count(b":")
+    if beside > COLONS_MAX:
+        raise CallerError(f"the body has about {beside} fields beside its prompt; {COLONS_MAX} is the limit")
+
+
+def _split(body: bytes) -> dict[str, msgspec.Raw]:
+    """The fields of a JSON object, each as it was written.
+
+    Raises:
+        CallerError: it is not one.
+    """
+    try:
+        if not body.isascii():
+            body.decode()
+        return _decode_fields(body)
+    except UnicodeDecodeError as error:
+        raise CallerError(f"the body is not UTF-8: {error}", code="invalid_json") from error
+    except RecursionError as error:
+        raise CallerError("the body is nested too deeply", code="invalid_json") from error
+    except msgspec.DecodeError as error:
+        if b"\\u" in body and is_readable(body, len(body)):
+            try:
+                return _split_leniently(body.decode())
+            except (ValueError, RecursionError):
+                pass
+        raise CallerError(f"the body is not a JSON object: {error}", code="invalid_json") from error
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+_lenient = json.JSONDecoder(parse_constant=_refuse_constant, parse_int=str, parse_float=str)
+_SPACE = re.compile(r"[ \t\n\r]*")
+
+
+def _split_leniently(text: str) -> dict[str, msgspec.Raw]:
+    """The same for a body with half a surrogate pair in a string, which clients that cut texts send: JSON allows it.
+
+    Raises:
+        ValueError: not a JSON object.
+    """
+    fields: dict[str, msgspec.Raw] = {}
+    at = _after_space(text, 0)
+    separator = text[at : at + 1]
+    if separator != "{":
+        raise ValueError("not an object")
+    at = _after_space(text, at + 1)
+    while text[at : at + 1] != "}" or separator == ",":
+        if text[at : at + 1] != '"':
+            raise ValueError("not a name")
+        name, at = _lenient.raw_decode(text, at)
+        name.encode()  # half a pair in a name is refused
+        at = _after_space(text, at)
+        if text[at : at + 1] != ":":
+            raise ValueError("no value")
+        start = _after_space(text, at + 1)
+        _, at = _lenient.raw_decode(text, start)
+        fields[name] = msgspec.Raw(text[start:at].encode())
+        at = _after_space(text, at)
+        separator = text[at : at + 1]
+        if separator != ",":
+            break
+        at = _after_space(text, at + 1)
+    if text[at : at + 1] != "}" or _after_space(text, at + 1) != len(text):
+        raise ValueError("no end")
+    return fields
+
+
+def _after_space(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    return at if found is None else found.end()
+
+
+def read_leniently(raw: msgspec.Raw | bytes | None) -> Any:
+    """A value for our own use; None where it holds a number or a text that Python cannot."""
+    if raw is None:
+        return None
+    try:
+        return _decode_any(raw)
+    except UNREADABLE:
+        pass
+    try:
+        return json.loads(bytes(raw), parse_int=_integer)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _integer(digits: str) -> int | str:
+    return int(digits) if len(digits) < 1000 else digits  # Python refuses to convert very long ones
+
+
+_decode_options = msgspec.json.Decoder(dict[str, msgspec.Raw] | None).decode
+
+
+def _with_usage(raw: msgspec.Raw | None) -> msgspec.Raw:
+    """The client's stream options, each as it was written, and ours."""
+    said = None if raw is None else _decode_options(raw)
+    return msgspec.Raw(_encode({**(said or {}), "include_usage": _TRUE}))
+
+
+TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 
 
 def text_of(content: Any) -> str:
@@ -161,140 +334,13 @@ def text_of(content: Any) -> str:
     if isinstance(content, str):
         return content
     if isinstance(content, list):
-        parts = [part.get("text") for part in content if isinstance(part, dict)]
-        return "\n".join(part for part in parts if isinstance(part, str))
+        return "\n".join([text for part in content if (text := part_text(part)) is not None])
     return ""
 
 
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
-
-
-class _Answer(msgspec.Struct):
-    usage: _Usage | None = None
-
-
-class _Chunk(msgspec.Struct):
-    usage: _Usage | None = None
-    choices: list[msgspec.Raw] | None = None
-
-
-_decode_answer = msgspec.json.Decoder(_Answer).decode
-_decode_chunk = msgspec.json.Decoder(_Chunk).decode
-_USAGE_OBJECT = re.compile(rb'"usage"\s*:\s*\{')
-
-
-def read_usage(body: bytes) -> Usage | None:
-    """Usage of a whole answer, or None where the engine sent none.
-
-    Raises:
-        msgspec.DecodeError: the body is not a JSON object.
-    """
-    return _usage(_decode_answer(body).usage)
-
-
-def _usage(said: _Usage | None) -> Usage | None:
-    if said is None or said.prompt_tokens is None:
-        return None
-    details = said.prompt_tokens_details
-    cached_tokens = 0 if details is None or details.cached_tokens is None else details.cached_tokens
-    return Usage(
-        prompt_tokens=max(said.prompt_tokens, 0),
-        completion_tokens=max(said.completion_tokens or 0, 0),
-        cached_tokens=min(max(cached_tokens, 0), max(said.prompt_tokens, 0)),
-    )
-
-
-EVENT_MAX_BYTES = 4 * 1024 * 1024
-"""One event of a stream that has not ended; beyond it the bytes go through unread."""
-
-
-class EventStream:
-    """Follows a stream of server-sent events as it passes: whole events out, usage and the end noticed.
-
-    Whole events only are let through, so that what the client has received before a break is always well formed.
-    """
-
-    __slots__ = ("_held", "drops_usage", "is_done", "n_bytes", "usage")
-
-    def __init__(self, *, drops_usage: bool) -> None:
-        self._held = b""
-        self.drops_usage = drops_usage
-        self.usage: Usage | None = None
-        self.is_done = False
-        """`[DONE]` has passed."""
-        self.n_bytes = 0
-
-    def feed(self, piece: bytes) -> bytes:
-        """Take what the engine sent; return what may go to the client now."""
-        data = self._held + piece if self._held else piece
-        cut = _last_event_end(data)
-        if cut == len(data):
-            self._held = b""
-        elif cut == 0 and len(data) > EVENT_MAX_BYTES:
-            self._held, cut = b"", len(data)
-        else:
-            self._held = data[cut:]
-            data = data[:cut]
-        if not data:
-            return data
-        self.n_bytes += len(data)
-        if b'"usage"' in data and _USAGE_OBJECT.search(data):
-            data = self._take_usage(data)
-        if b"[DONE]" in data[-64:] or b"data: [DONE]" in data:
-            self.is_done = True
-        return data
-
-    def _take_usage(self, data: bytes) -> bytes:
-        """Read usage from the events that carry it; drop an event that carries nothing else if we asked for it."""
-        kept: list[bytes] = []
-        done = 0
-        for start, end in _events_with_usage(data):
-            if self._reads_usage(data[start:end]) and self.drops_usage:
-                kept.append(data[done:start])
-                done = end
-        return data if done == 0 else b"".join((*kept, data[done:]))
-
-    def _reads_usage(self, event: bytes) -> bool:
-        """Whether the event carries usage and nothing else; remembers the usage."""
-        if not _USAGE_OBJECT.search(event):
-            return False
-        _, _, payload = event.partition(b"data:")
-        try:
-            chunk = _decode_chunk(payload.strip())
-        except msgspec.DecodeError:
-            return False
-        usage = _usage(chunk.usage)
-        if usage is None:
-            return False
-        self.usage = usage
-        return not chunk.choices
-
-
-def _last_event_end(data: bytes) -> int:
-    """Where the last whole event ends, 0 where none does."""
-    if data.endswith(b"\n\n"):
-        return len(data)
-    plain = data.rfind(b"\n\n")
-    carriage = data.rfind(b"\r\n\r\n")
-    return max(plain + 2 if plain >= 0 else 0, carriage + 4 if carriage >= 0 else 0)
-
-
-def _events_with_usage(data: bytes) -> Iterator[tuple[int, int]]:
-    """Where events that mention a usage object begin and end, each with its blank line."""
-    end = 0
-    for match in _USAGE_OBJECT.finditer(data):
-        if match.start() < end:
-            continue
-        start = _last_event_end(data[end : match.start()]) + end
-        plain = data.find(b"\n\n", match.end())
-        carriage = data.find(b"\r\n\r\n", match.end())
-        ends = [at for at in (plain + 2 if plain >= 0 else 0, carriage + 4 if carriage >= 0 else 0) if at]
-        end = min(ends, default=len(data))
-        yield start, end
+def part_text(part: Any) -> str | None:
+    """The text of a part of a message's content, or None where it is not a text."""
+    if isinstance(part, dict):
+        kind = part.get("type", "text")
+        part = part.get("text") if isinstance(kind, str) and kind in TEXT_PARTS else None
+    return part if isinstance(part, str) else None

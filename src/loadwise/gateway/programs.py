@@ -1,26 +1,31 @@
 """Programs over HTTP: list, show, finish, verdict."""
 
 import json
-import math
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 from urllib.parse import parse_qsl
+
+import msgspec
 
 from loadwise.kernel import events as e
 from loadwise.kernel.commands import ProgramRecord
 from loadwise.kernel.errors import CallerError, Conflict, Error, JournalError, Overloaded, UnknownProgram, Unprocessable
 from loadwise.kernel.ids import ProgramId
 from loadwise.kernel.work import EndReason, ProgramState, Verdict, VerdictKind
+from loadwise.router.program import Program
 from loadwise.wire.exchange import Exchange
 
-from .answers import respond_error, respond_json
+from .answers import respond_error, respond_json, whole
 from .archive import Archived
 from .host import Host
 from .identity import program_id_in_path
+from .tenants import Tenants
 
 LIST_MAX = 1000
 ARTEFACTS_MAX = 64
 LABEL_MAX_CHARS = 256
+SHOWN_MAX_CHARS = 100
 _STATES = frozenset(state.value for state in ProgramState)
 _VERDICTS = frozenset(kind.value for kind in VerdictKind)
 
@@ -35,8 +40,9 @@ class Programs:
         when_durable: calls back on the loop once all that was posted so far is on disk.
     """
 
-    def __init__(self, host: Host, archive: Archived, when_durable: WhenDurable) -> None:
+    def __init__(self, host: Host, archive: Archived, tenants: Tenants, when_durable: WhenDurable) -> None:
         self._host = host
+        self._tenants = tenants
         self._archive = archive
         self._when_durable = when_durable
 
@@ -46,29 +52,32 @@ class Programs:
         limit = _limit(query.get("limit", "100"))
         state = query.get("state")
         if state is not None and state not in _STATES:
-            raise CallerError(f"state {state!r} is unknown; known: {', '.join(ProgramState)}", param="state")
-        records: list[ProgramRecord] = []
-        for program in reversed(self._host.router.table.by_id.values()):
-            if len(records) >= limit:
-                break
-            if state is None or program.state == state:
-                records.append(program.record())
+            raise CallerError(f"state {_shown(state)} is unknown; known: {', '.join(ProgramState)}", param="state")
+        tenant = self._tenants.of(exchange.headers)
+
+        def is_asked(record: ProgramRecord | Program) -> bool:
+            return (state is None or record.state == state) and self._tenants.may_use(tenant, record.tenant)
+
+        open_programs = reversed(self._host.router.table.by_id.values())
+        records = [program.record() for program in islice(filter(is_asked, open_programs), limit)]
         if len(records) < limit:
-            archived = self._archive.recent(limit - len(records))
-            records += [record for record in archived if state is None or record.state == state]
-        respond_json(exchange, {"object": "list", "data": records})
+            is_all = state is None and not self._tenants.keys
+            archived = self._archive.recent(limit - len(records) if is_all else LIST_MAX)
+            records += islice(filter(is_asked, archived), limit - len(records))
+        respond_json(exchange, {"object": "list", "data": [whole(record) for record in records]})
 
     def show(self, exchange: Exchange, segment: bytes) -> None:
         """One program."""
-        respond_json(exchange, self._record(program_id_in_path(segment)))
+        respond_json(exchange, whole(self._record(exchange, program_id_in_path(segment))))
 
     def _find(self, program_id: ProgramId) -> ProgramRecord | None:
         program = self._host.router.table.by_id.get(program_id)
         return self._archive.get(program_id) if program is None else program.record()
 
-    def _record(self, program_id: ProgramId) -> ProgramRecord:
+    def _record(self, exchange: Exchange, program_id: ProgramId) -> ProgramRecord:
+        """A program that whoever asks may see; to others it is unknown."""
         record = self._find(program_id)
-        if record is None:
+        if record is None or not self._tenants.may_use(self._tenants.of(exchange.headers), record.tenant):
             raise UnknownProgram(f"program {program_id!r} is unknown", param="program")
         return record
 
@@ -76,18 +85,24 @@ class Programs:
         """End a program; a second time changes nothing."""
         program_id = program_id_in_path(segment)
         artefacts = _artefacts(exchange.body)
-        record = self._record(program_id)
+        record = self._record(exchange, program_id)
+        self._host.require_writable()  # a repeat too: what ended since the journal failed is in memory only
         if record.ended_at_s is not None:
             respond_json(exchange, _finished(record))
             return
-        self._host.require_writable()
         ended = e.ProgramEnded(
             at_s=self._host.now_s(), program_id=program_id, reason=EndReason.FINISH, artefacts=artefacts
         )
 
-        def answer() -> None:
+        def answer(trouble: Error | None) -> None:
+            if trouble is not None:
+                respond_error(exchange, trouble)
+                return
             found = self._find(program_id)
-            respond_json(exchange, _finished(record if found is None else found))
+            if found is None:  # it had no answer yet, so nothing of it is kept
+                state, reason = ProgramState.CANCELLED, EndReason.FINISH
+                found = msgspec.structs.replace(record, state=state, end_reason=reason)
+            respond_json(exchange, _finished(found))
 
         self._host.post(ended, answer)
 
@@ -95,7 +110,7 @@ class Programs:
         """Judge a program: durable once acknowledged, the same again changes nothing."""
         program_id = program_id_in_path(segment)
         verdict = read_verdict(exchange.body)
-        record = self._record(program_id)
+        record = self._record(exchange, program_id)
         if record.verdict is not None:
             self._repeat(exchange, record, verdict)
             return
@@ -107,21 +122,25 @@ class Programs:
             respond_json(exchange, _judged(record))
             return
         arrived = e.VerdictArrived(at_s=self._host.now_s(), program_id=program_id, verdict=verdict)
-        self._host.post(arrived, lambda: self._acknowledge(exchange, program_id))
+        self._host.post(arrived, lambda trouble: self._acknowledge(exchange, program_id, trouble))
 
     def _repeat(self, exchange: Exchange, record: ProgramRecord, verdict: Verdict) -> None:
         if record.verdict != verdict:
             assert record.verdict is not None
             known = record.verdict.verdict
             raise Conflict(f"program {record.program_id!r} is judged already ({known})", code="verdict_conflict")
-        self._acknowledge(exchange, record.program_id)
+        # Known is not the same as kept: what was judged since the journal failed is in memory only.
+        self._acknowledge(exchange, record.program_id, self._host.trouble())
 
-    def _acknowledge(self, exchange: Exchange, program_id: ProgramId) -> None:
+    def _acknowledge(self, exchange: Exchange, program_id: ProgramId, trouble: Error | None) -> None:
+        if trouble is not None:
+            respond_error(exchange, trouble)
+            return
         found = self._find(program_id)
 
         def on_durable(error: JournalError | None) -> None:
             if error is not None:
-                respond_error(exchange, Overloaded(f"the verdict is not durable: {error.message}", code=error.code))
+                respond_error(exchange, _not_durable(error))
             elif found is None:
                 respond_error(exchange, UnknownProgram(f"program {program_id!r} is unknown", param="program"))
             else:
@@ -130,7 +149,13 @@ class Programs:
         try:
             self._when_durable(on_durable)
         except Error as error:
-            respond_error(exchange, error if isinstance(error, Overloaded) else Overloaded(error.message))
+            respond_error(exchange, _not_durable(error))
+
+
+def _not_durable(error: Error) -> Overloaded:
+    if isinstance(error, Overloaded):
+        return error
+    return Overloaded(f"the verdict is not durable: {error.message}", retry_after_s=30.0, code=error.code)
 
 
 def _finished(record: ProgramRecord) -> dict[str, Any]:
@@ -146,9 +171,9 @@ def _query(query: bytes) -> dict[str, str]:
 
 
 def _limit(text: str) -> int:
-    limit = int(text) if text.isascii() and text.isdigit() else 0
+    limit = int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else 0
     if not 1 <= limit <= LIST_MAX:
-        raise CallerError(f"limit is {text!r}; it must be 1 to {LIST_MAX}", param="limit")
+        raise CallerError(f"limit is {_shown(text)}; it must be 1 to {LIST_MAX}", param="limit")
     return limit
 
 
@@ -167,7 +192,7 @@ def _artefacts(body: bytes) -> dict[str, str]:
     said = _object(body).get("artefacts") if body.strip() else None
     if said is None:
         return {}
-    if not isinstance(said, dict) or not all(isinstance(v, str) for v in said.values()):
+    if not isinstance(said, dict) or not all(isinstance(v, str) and _is_text(k + v) for k, v in said.items()):
         raise CallerError("artefacts must be an object of strings", code="invalid_type", param="artefacts")
     if len(said) > ARTEFACTS_MAX:
         raise CallerError(f"{len(said)} artefacts; {ARTEFACTS_MAX} is the limit", param="artefacts")
@@ -184,12 +209,12 @@ def read_verdict(body: bytes) -> Verdict:
     said = _object(body)
     kind = said.get("verdict")
     if not isinstance(kind, str) or kind not in _VERDICTS:
-        raise Unprocessable(f"verdict is {kind!r}; it must be one of {', '.join(VerdictKind)}", param="verdict")
+        raise Unprocessable(f"verdict is {_shown(kind)}; it must be one of {', '.join(VerdictKind)}", param="verdict")
     score = said.get("score")
     if score is not None and (isinstance(score, bool) or not isinstance(score, int | float)):
-        raise Unprocessable(f"score is {score!r}; it must be a number in [0, 1]", param="score")
-    if score is not None and not (math.isfinite(score) and 0 <= score <= 1):
-        raise Unprocessable(f"score is {score!r}; it must be in [0, 1]", param="score")
+        raise Unprocessable(f"score is {_shown(score)}; it must be a number in [0, 1]", param="score")
+    if score is not None and not 0 <= score <= 1:  # nor is NaN
+        raise Unprocessable(f"score is {_shown(score)}; it must be in [0, 1]", param="score")
     return Verdict(
         verdict=VerdictKind(kind),
         score=None if score is None else float(score),
@@ -205,4 +230,20 @@ def _verdict_label(said: dict[str, Any], name: str) -> str:
         return ""
     if not isinstance(value, str) or len(value) > LABEL_MAX_CHARS:
         raise Unprocessable(f"{name} must be a string of at most {LABEL_MAX_CHARS} characters", param=name)
+    if not _is_text(value):
+        raise Unprocessable(f"{name} holds half a surrogate pair, which is no text", param=name)
     return value
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _shown(value: object) -> str:
+    """What a client sent, short enough for a message and free of what cannot be encoded."""
+    text = repr(value)
+    return text if len(text) <= SHOWN_MAX_CHARS else text[:SHOWN_MAX_CHARS] + "…"

@@ -5,6 +5,7 @@ dispatch (again), cancel, or end with an error. A whole answer reaches the clien
 an engine that breaks in the middle of one can still be replaced; a stream reaches the client event by event.
 """
 
+import math
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,12 +19,13 @@ from loadwise.wire.exchange import Exchange
 from loadwise.wire.heads import EVENT_STREAM, JSON_TYPE
 
 from .answers import error_body, retry_after
+from .events import EventStream
 from .identity import Conversation
-from .openai import BYTES_PER_TOKEN, EventStream, ModelRequest, read_usage
+from .openai import BYTES_PER_TOKEN, UNREADABLE, ModelRequest
 from .replies import StreamedReplies, whole_replies
+from .usage import read_usage
 
 if TYPE_CHECKING:
-    from .backend import BackendLink
     from .turns import Turns
 
 _OUTCOME_BY_KIND = {
@@ -35,13 +37,19 @@ _OUTCOME_BY_KIND = {
     "truncated": AttemptOutcome.BROKEN,
     "malformed": AttemptOutcome.BROKEN,
 }
+BUSY_STATUS = 429
+"""Our own connections are all in use: told to the router as an answer that asks for patience and blames nobody, for it
+has no word of its own for it; the client hears 503."""
 ERROR_ANSWER_MAX_BYTES = 1024 * 1024
 EVENT_BYTES = 200
 """Bytes of a usual one-token event, for estimates where the engine sends no usage."""
 
 
 class Relay:
-    """One turn between client and engines; also the sink of its attempts."""
+    """One turn between client and engines; also the sink of its attempts.
+
+    `turn_id` is 0 until the turn has arrived at the stack.
+    """
 
     __slots__ = (
         "_answer",
@@ -52,7 +60,8 @@ class Relay:
         "_exchange",
         "_first_byte_at_s",
         "_head",
-        "_link",
+        "_is_busy",
+        "_is_over",
         "_n_answer_bytes",
         "_number",
         "_path",
@@ -88,8 +97,9 @@ class Relay:
         self.received_at_s = received_at_s
         self._attempt: Attempt | None = None
         self._number = 0
-        self._link: BackendLink | None = None
         self._head = b""
+        self._is_over = False
+        """The client has its answer; what the engine still says is nobody's."""
         self._first_byte_at_s: float | None = None
         self._clear()
         exchange.on_disconnect = self._on_client_left
@@ -100,9 +110,15 @@ class Relay:
         self._answer: list[bytes] = []
         self._n_answer_bytes = 0
         self._answer_status = 0
+        self._is_busy = False
         self._answer_headers: dict[bytes, bytes] = {}
         self._events: EventStream | None = None
         self._replies: StreamedReplies | None = None
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the client still waits for an answer."""
+        return self._exchange.is_open
 
     # --- what the router says -------------------------------------------------------------------------------------
 
@@ -111,7 +127,6 @@ class Relay:
         self._clear()
         self._number = command.attempt
         link = self._turns.link(command.backend_id)
-        self._link = link
         self._head = b"x-loadwise-program: %b\r\nx-loadwise-model: %b\r\nx-loadwise-backend: %b\r\n" % (
             self._turns.header_text(command.program_id),
             link.model_header,
@@ -132,7 +147,7 @@ class Relay:
         """Tell the client that there is no answer, unless it has heard already."""
         self.cancel()
         exchange = self._exchange
-        self._turns.settle(self, [])
+        self._turns.settle(self, None)
         if not exchange.is_open:
             return
         if exchange.is_started:
@@ -142,6 +157,10 @@ class Relay:
             self._pass_error_on(command)
             return
         headers = JSON_TYPE + self._own_head()
+        if command.is_upstream_answer and self._is_busy:
+            text = "all connections of the gateway to this backend are in use (gateway.upstream_connections_max)"
+            exchange.respond(503, headers + retry_after(1.0), error_body(503, text, code="connections_busy"))
+            return
         if command.retry_after_s is not None:
             headers += retry_after(command.retry_after_s)
         exchange.respond(command.status, headers, error_body(command.status, command.message, code=command.code))
@@ -153,9 +172,10 @@ class Relay:
 
     def _pass_error_on(self, command: c.EndTurn) -> None:
         """The engine's own error, as it is where it has OpenAI's shape, in that shape where it has not."""
-        body = b"".join(self._answer)
-        if not _is_openai_error(body):
-            text = body[:2000].decode("utf-8", "replace")
+        said = b"".join(self._answer)
+        body = _openai_error(said)
+        if body is None:
+            text = said[:2000].decode("utf-8", "replace")
             body = error_body(command.status, text or command.message, code=command.code)
         headers = JSON_TYPE + self._head
         if command.retry_after_s is not None:
@@ -176,7 +196,7 @@ class Relay:
     def on_body(self, data: bytes) -> None:
         """A piece of the engine's answer."""
         if self._events is not None:
-            self._relay_events(data)
+            self._relay_events(self._events, data)
             return
         self._n_answer_bytes += len(data)
         limit = self._turns.answer_max_bytes if self._answer_status < 400 else ERROR_ANSWER_MAX_BYTES
@@ -186,13 +206,20 @@ class Relay:
             self.cancel()
             self._fail(AttemptOutcome.BROKEN, f"the answer is longer than {limit} bytes, which is the limit")
 
-    def _relay_events(self, data: bytes) -> None:
-        assert self._events is not None
+    def _relay_events(self, events: EventStream, data: bytes) -> None:
+        if self._is_over:
+            self.cancel()  # an engine that goes on after the end of its answer
+            return
         if self._replies is not None:
             self._replies.feed(data)
-        data = self._events.feed(data)
-        if not data:
-            return
+        data = events.feed(data)
+        if data:
+            self._pass_on(data)
+        if events.is_done:
+            # Not only when the engine ends its answer: clients hang up as soon as they have read [DONE].
+            self._end_stream(events)
+
+    def _pass_on(self, data: bytes) -> None:
         exchange = self._exchange
         if not exchange.is_started:
             self._first_byte_at_s = self._turns.host.now_s()
@@ -201,31 +228,42 @@ class Relay:
 
     def on_end(self) -> None:
         """The engine's answer is complete."""
-        self._attempt = None
+        attempt, self._attempt = self._attempt, None
+        if self._is_over or attempt is None:
+            return
         if self._answer_status >= 400:
             self._fail(AttemptOutcome.STATUS, "")
         elif self._events is not None:
-            self._end_stream(self._events)
+            self._end_unfinished_stream(self._events)
         else:
             self._end_whole()
 
     def _end_stream(self, events: EventStream) -> None:
-        if not events.is_done:
-            what = "the stream ended without [DONE]"
-            if self._exchange.is_started:
-                self._break_stream(what, "upstream_broken")
-            self._fail(AttemptOutcome.BROKEN, what)
-            return
+        if not self._exchange.is_open:
+            return  # dropped for reading too slowly, a moment ago: the turn is abandoned
+        self._is_over = True
+        if self._attempt is not None:
+            self._attempt.resume_reading()  # nobody else would
         self._exchange.end()
         usage = events.usage or self._estimate(events.n_bytes // EVENT_BYTES)
         replies = [] if self._replies is None else self._replies.replies()
         self._complete(usage, replies)
 
+    def _end_unfinished_stream(self, events: EventStream) -> None:
+        last = events.finish()
+        if last:
+            self._pass_on(last)
+            self._end_stream(events)
+            return
+        what = "the stream ended without [DONE]"
+        self._break_stream(what, "upstream_broken")
+        self._fail(AttemptOutcome.BROKEN, what)
+
     def _end_whole(self) -> None:
         body = self._answer[0] if len(self._answer) == 1 else b"".join(self._answer)
         try:
             usage = read_usage(body)
-        except msgspec.DecodeError as error:
+        except ValueError as error:
             self._fail(AttemptOutcome.BROKEN, f"the answer is not JSON: {error}")
             return
         headers = self._answer_headers
@@ -239,8 +277,13 @@ class Relay:
     def on_error(self, kind: str, detail: str) -> None:
         """The engine's answer will not be complete."""
         self._attempt = None
-        if self._exchange.is_started and self._exchange.is_open:
-            self._break_stream(f"the engine broke off its answer ({kind}: {detail})", "upstream_broken")
+        if self._is_over:
+            return
+        if kind == "busy":
+            self._is_busy = True
+            self._fail(AttemptOutcome.STATUS, detail, status=BUSY_STATUS, retry_after_s=0.0)
+            return
+        self._break_stream(f"the engine broke off its answer ({kind}: {detail})", "upstream_broken")
         self._fail(_OUTCOME_BY_KIND.get(kind, AttemptOutcome.BROKEN), detail)
 
     def _passed_headers(self) -> bytes:
@@ -255,9 +298,11 @@ class Relay:
     def _break_stream(self, message: str, code: str) -> None:
         """End a stream that has begun: in band, well formed, without [DONE]."""
         exchange = self._exchange
-        if exchange.is_open:
-            exchange.write(b"data: %b\n\n" % error_body(502, message, code=code))
-            exchange.end()
+        if exchange.is_started:
+            start = b"\n\n" if self._events is not None and self._events.is_torn else b""
+            exchange.write(b"%bdata: %b\n\n" % (start, error_body(502, message, code=code)))
+            if exchange.is_open:  # else it was dropped for reading too slowly
+                exchange.end()
 
     def _estimate(self, completion_tokens: int) -> Usage:
         prompt_tokens = self._request.prompt_tokens
@@ -279,11 +324,15 @@ class Relay:
             )
         )
 
-    def _fail(self, outcome: AttemptOutcome, detail: str) -> None:
+    def _fail(
+        self, outcome: AttemptOutcome, detail: str, *, status: int | None = None, retry_after_s: float | None = None
+    ) -> None:
         turns = self._turns
         usage = Usage()
         if self._events is not None:
             usage = self._events.usage or self._estimate(self._events.n_bytes // EVENT_BYTES)
+        if outcome is AttemptOutcome.STATUS and status is None:
+            retry_after_s = _retry_after_s(self._answer_headers)
         turns.host.post(
             e.AttemptEnded(
                 at_s=turns.host.now_s(),
@@ -291,10 +340,10 @@ class Relay:
                 attempt=self._number,
                 outcome=outcome,
                 usage=usage,
-                status=self._answer_status,
+                status=self._answer_status if status is None else status,
                 first_byte_at_s=self._first_byte_at_s,
                 detail=detail[:500],
-                retry_after_s=_retry_after_s(self._answer_headers) if outcome is AttemptOutcome.STATUS else None,
+                retry_after_s=retry_after_s,
             )
         )
 
@@ -302,9 +351,10 @@ class Relay:
 
     def _on_client_left(self) -> None:
         turns = self._turns
-        turns.settle(self, [])
-        turns.host.post(e.TurnAbandoned(at_s=turns.host.now_s(), turn_id=self.turn_id))
-        turns.host.relay_by_turn.pop(self.turn_id, None)
+        turns.settle(self, None)
+        if self.turn_id:
+            turns.host.post(e.TurnAbandoned(at_s=turns.host.now_s(), turn_id=self.turn_id))
+            turns.host.relay_by_turn.pop(self.turn_id, None)
         self.cancel()
 
     def _on_client_slow(self) -> None:
@@ -316,22 +366,31 @@ class Relay:
             self._attempt.resume_reading()
 
 
-class _Error(msgspec.Struct):
-    error: dict[str, msgspec.Raw]
+_decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_encode = msgspec.json.Encoder().encode
+_NULL = msgspec.Raw(b"null")
 
 
-_decode_error = msgspec.json.Decoder(_Error).decode
-
-
-def _is_openai_error(body: bytes) -> bool:
+def _openai_error(body: bytes) -> bytes | None:
+    """The engine's error with every field that clients look for, or None where it has another shape."""
     try:
-        return "message" in _decode_error(body).error
-    except msgspec.DecodeError:
-        return False
+        fields = _decode_object(body)
+        error = _decode_object(fields["error"])
+        msgspec.json.decode(error["message"], type=str)
+    except (*UNREADABLE, KeyError):
+        return None
+    missing = {name: _NULL for name in ("param", "code", "type") if name not in error}
+    return _encode({**fields, "error": {**error, **missing}}) if missing else body
+
+
+RETRY_AFTER_MAX_S = 86400.0
 
 
 def _retry_after_s(headers: dict[bytes, bytes]) -> float | None:
+    """Seconds that an engine asks for; dates and nonsense are passed over."""
+    value = headers.get(b"retry-after", b"")
     try:
-        return max(0.0, float(headers[b"retry-after"]))
-    except (KeyError, ValueError):
+        seconds = float(value)
+    except ValueError:
         return None
+    return min(max(0.0, seconds), RETRY_AFTER_MAX_S) if math.isfinite(seconds) else None

@@ -4,19 +4,83 @@ from typing import Any
 
 import msgspec
 
-_decode = msgspec.json.Decoder().decode
+from .openai import MESSAGES_MAX_BYTES, UNREADABLE, is_readable, read_leniently
 
 REPLY_MAX_BYTES = 8 * 1024 * 1024
-"""Text of one streamed reply that is followed; beyond it the conversation is not recognised again."""
+"""Bytes of one streamed answer that are followed; beyond it the conversation is not recognised again."""
+CHOICES_MAX = 128
+"""Choices of one answer, and tool calls of one choice, that are followed."""
+
+
+class _WholeChoice(msgspec.Struct):
+    message: msgspec.Raw = msgspec.Raw(b"")
+
+
+class _WholeAnswer(msgspec.Struct):
+    choices: list[_WholeChoice] = []
+
+
+_decode_whole = msgspec.json.Decoder(_WholeAnswer).decode
 
 
 def whole_replies(body: bytes) -> list[Any]:
-    """The messages of a whole answer, one per choice; empty where it has another shape."""
+    """The messages of a whole answer, one per choice; empty where it has another shape or is longer than we read."""
     try:
-        choices = _decode(body).get("choices")
-        return [c["message"] for c in choices if isinstance(c, dict) and isinstance(c.get("message"), dict)]
-    except (msgspec.DecodeError, AttributeError, TypeError):
+        written = [choice.message for choice in _decode_whole(body).choices]
+    except (*UNREADABLE, UnicodeDecodeError):
+        return _replies_leniently(body)
+    if len(written) > CHOICES_MAX or not is_readable(b"".join(map(bytes, written)), MESSAGES_MAX_BYTES):
         return []
+    messages = [read_leniently(raw) for raw in written if bytes(memoryview(raw)[:1]) == b"{"]
+    return [message for message in messages if isinstance(message, dict)]
+
+
+def _replies_leniently(body: bytes) -> list[Any]:
+    answer = read_leniently(body) if is_readable(body, MESSAGES_MAX_BYTES) else None
+    choices = answer.get("choices") if isinstance(answer, dict) else None
+    if not isinstance(choices, list) or len(choices) > CHOICES_MAX:
+        return []
+    messages = [choice.get("message") for choice in choices if isinstance(choice, dict)]
+    return [message for message in messages if isinstance(message, dict)]
+
+
+class _Choice:
+    """One reply as far as it has come."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.calls: dict[int, dict[str, str]] = {}
+        self.function_call: dict[str, str] = {}
+
+    def take(self, delta: dict[str, Any]) -> None:
+        """Add one piece."""
+        if isinstance(delta.get("content"), str):
+            self.texts.append(delta["content"])
+        for piece in delta.get("tool_calls") or ():
+            index = piece.get("index")
+            if index is None:  # some engines send whole calls without a number
+                index = len(self.calls)
+            if not isinstance(index, int):
+                raise ValueError("a tool call has no number")
+            if index not in self.calls and len(self.calls) >= CHOICES_MAX:
+                raise ValueError("too many tool calls")
+            _extend(self.calls.setdefault(index, {}), piece.get("function") or {})
+        _extend(self.function_call, delta.get("function_call") or {})
+
+    def message(self) -> dict[str, Any]:
+        """The whole reply."""
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(self.texts)}
+        if self.calls:
+            message["tool_calls"] = [{"type": "function", "function": self.calls[at]} for at in sorted(self.calls)]
+        if self.function_call:
+            message["function_call"] = self.function_call
+        return message
+
+
+def _extend(call: dict[str, str], piece: dict[str, Any]) -> None:
+    for name in ("name", "arguments"):
+        if piece.get(name) is not None:
+            call[name] = call.get(name, "") + piece[name]
 
 
 class StreamedReplies:
@@ -26,8 +90,7 @@ class StreamedReplies:
         self._held = b""
         self._n_bytes = 0
         self._is_lost = False
-        self._text_by_choice: dict[int, list[str]] = {}
-        self._calls_by_choice: dict[int, dict[int, dict[str, str]]] = {}
+        self._choices: dict[int, _Choice] = {}
 
     def feed(self, data: bytes) -> None:
         """Take bytes of the stream as they come."""
@@ -37,36 +100,24 @@ class StreamedReplies:
             return
         *lines, self._held = (self._held + data).split(b"\n")
         for line in lines:
-            if line.startswith(b"data:") and b"[DONE]" not in line:
-                self._take(line[5:])
+            payload = line[5:].strip() if line.startswith(b"data:") else b""
+            if payload and payload != b"[DONE]":
+                self._take(payload)
 
     def _take(self, payload: bytes) -> None:
         try:
-            for choice in _decode(payload).get("choices") or ():
-                self._take_delta(choice.get("index") or 0, choice.get("delta") or {})
-        except (msgspec.DecodeError, AttributeError, TypeError, KeyError):
+            for choice in read_leniently(payload).get("choices") or ():
+                index = choice.get("index") or 0
+                if not isinstance(index, int):
+                    raise ValueError("a choice has no number")
+                if index not in self._choices and len(self._choices) >= CHOICES_MAX:
+                    raise ValueError("too many choices")
+                self._choices.setdefault(index, _Choice()).take(choice.get("delta") or {})
+        except (ValueError, AttributeError, TypeError):
             self._is_lost = True
-
-    def _take_delta(self, index: int, delta: dict[str, Any]) -> None:
-        texts = self._text_by_choice.setdefault(index, [])
-        if isinstance(delta.get("content"), str):
-            texts.append(delta["content"])
-        calls = self._calls_by_choice.setdefault(index, {})
-        for piece in delta.get("tool_calls") or ():
-            call = calls.setdefault(piece.get("index") or 0, {"name": "", "arguments": ""})
-            function = piece.get("function") or {}
-            call["name"] += function.get("name") or ""
-            call["arguments"] += function.get("arguments") or ""
 
     def replies(self) -> list[Any]:
         """One message per choice; empty where the stream could not be followed."""
         if self._is_lost:
             return []
-        return [self._message(index) for index in sorted(self._text_by_choice)]
-
-    def _message(self, index: int) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": "".join(self._text_by_choice[index])}
-        calls = self._calls_by_choice[index]
-        if calls:
-            message["tool_calls"] = [{"type": "function", "function": calls[at]} for at in sorted(calls)]
-        return message
+        return [choice.message() for _, choice in sorted(self._choices.items())]

@@ -2,6 +2,7 @@
 
 import hmac
 from collections.abc import Callable
+from urllib.parse import unquote
 
 from loadwise.kernel.errors import CallerError, Error
 from loadwise.kernel.events import AUTO
@@ -9,7 +10,9 @@ from loadwise.wire.exchange import Exchange
 from loadwise.wire.heads import JSON_TYPE
 
 from .answers import error_body, respond_error, respond_json
+from .guard import Guard
 from .programs import Programs
+from .tenants import key_of
 from .turns import Turns
 
 _TEXT = b"content-type: text/plain; version=0.0.4; charset=utf-8\r\n"
@@ -24,7 +27,7 @@ class Routes:
     """The handler of the gateway's server.
 
     Args:
-        keys: API keys that let a client in; empty lets everybody in.
+        guard: keeps web pages out.
         state: what `/readyz` and `/` tell, and whether the gateway is ready.
     """
 
@@ -33,12 +36,13 @@ class Routes:
         turns: Turns,
         programs: Programs,
         *,
-        keys: tuple[str, ...],
+        guard: Guard,
         state: Callable[[], tuple[bool, dict[str, object]]],
     ) -> None:
         self._turns = turns
         self._programs = programs
-        self._keys = tuple(f"Bearer {key}".encode() for key in keys)
+        self._keys = turns.tenants.keys
+        self._guard = guard
         self._state = state
         self._get: dict[bytes, Callable[[Exchange], None]] = {
             b"/v1/models": self._models,
@@ -56,10 +60,14 @@ class Routes:
 
     def handle(self, exchange: Exchange) -> None:
         """Answer an exchange, now or through a relay later."""
-        if exchange.path == b"/v1/chat/completions" and exchange.method == b"POST" and not self._keys:
+        headers = exchange.headers
+        is_known = b"origin" not in headers and headers.get(b"host") in self._guard.known_hosts
+        if is_known and not self._keys and exchange.path == b"/v1/chat/completions" and exchange.method == b"POST":
             self._turns.take(exchange, b"/chat/completions", prompt_field="messages")
             return
         try:
+            if not is_known and not self._guard.admit(exchange):
+                return
             self._require_key(exchange)
             self._route(exchange)
         except Error as error:
@@ -69,8 +77,10 @@ class Routes:
     def _require_key(self, exchange: Exchange) -> None:
         if not self._keys or exchange.path in self._open_paths:
             return
-        said = exchange.headers.get(b"authorization", b"")
-        if sum(hmac.compare_digest(said, key) for key in self._keys) == 0:  # as long for a right key as for a wrong one
+        scheme = exchange.headers.get(b"authorization", b"").partition(b" ")[0]
+        said = key_of(exchange.headers)
+        n_equal = sum(hmac.compare_digest(said, key) for key in self._keys)  # as long for a wrong key
+        if n_equal == 0 or scheme.lower() != b"bearer":
             raise Unauthorised("no valid API key was given (Authorization: Bearer ...)")
 
     def _route(self, exchange: Exchange) -> None:
@@ -81,26 +91,35 @@ class Routes:
             answer(exchange)
         elif path.startswith(b"/v1/programs/"):
             self._program(exchange, path[len(b"/v1/programs/") :], method)
+        elif path.startswith(b"/v1/models/"):
+            self._model(exchange, path[len(b"/v1/models/") :])
         elif path in self._get or path in self._post:
-            allowed = b"GET" if path in self._get else b"POST"
-            headers = JSON_TYPE + b"allow: %b\r\n" % allowed
-            text = f"{path.decode('latin-1')} takes {allowed.decode()}, not {method.decode('latin-1')}"
-            exchange.respond(405, headers, error_body(405, text, code="method_not_allowed"))
+            self._refuse_method(exchange, b"GET" if path in self._get else b"POST")
         else:
             self._not_found(exchange)
 
     def _program(self, exchange: Exchange, rest: bytes, method: bytes) -> None:
         segment, _, verb = rest.partition(b"/")
-        if method == b"GET" and not verb:
-            self._programs.show(exchange, segment)
-        elif method == b"POST" and verb == b"finish":
+        allowed = {b"": b"GET", b"finish": b"POST", b"verdict": b"POST"}.get(verb)
+        if allowed is None:
+            self._not_found(exchange)
+        elif method != allowed and (method, allowed) != (b"HEAD", b"GET"):
+            self._refuse_method(exchange, allowed)
+        elif verb == b"finish":
             self._programs.finish(exchange, segment)
-        elif method == b"POST" and verb == b"verdict":
+        elif verb == b"verdict":
             self._programs.verdict(exchange, segment)
         else:
-            self._not_found(exchange)
+            self._programs.show(exchange, segment)
+
+    def _refuse_method(self, exchange: Exchange, allowed: bytes) -> None:
+        self._turns.meter.count_refusal(405)
+        headers = JSON_TYPE + b"allow: %b\r\n" % allowed
+        text = f"{exchange.path.decode('latin-1')} takes {allowed.decode()}, not {exchange.method.decode('latin-1')}"
+        exchange.respond(405, headers, error_body(405, text, code="method_not_allowed"))
 
     def _not_found(self, exchange: Exchange) -> None:
+        self._turns.meter.count_refusal(404)
         text = f"{exchange.method.decode('latin-1')} {exchange.path.decode('latin-1')} is not served here"
         exchange.respond(404, JSON_TYPE, error_body(404, text, code="not_found"))
 
@@ -111,9 +130,16 @@ class Routes:
         self._turns.take(exchange, b"/completions", prompt_field="prompt")
 
     def _models(self, exchange: Exchange) -> None:
-        names = [AUTO, *self._turns.host.router.backends.model_by_id]
-        data = [{"id": name, "object": "model", "created": 0, "owned_by": "loadwise"} for name in names]
+        data = [_model_card(name) for name in (AUTO, *self._turns.offered_models())]
         respond_json(exchange, {"object": "list", "data": data})
+
+    def _model(self, exchange: Exchange, segment: bytes) -> None:
+        if exchange.method not in (b"GET", b"HEAD"):
+            self._refuse_method(exchange, b"GET")
+            return
+        name = unquote(segment.decode("latin-1"))
+        self._turns.require_offered(name)
+        respond_json(exchange, _model_card(name))
 
     def _metrics(self, exchange: Exchange) -> None:
         exchange.respond(200, _TEXT, self._turns.meter.page(self._turns))
@@ -124,3 +150,7 @@ class Routes:
 
     def _root(self, exchange: Exchange) -> None:
         respond_json(exchange, {"name": "loadwise", **self._state()[1]})
+
+
+def _model_card(name: str) -> dict[str, object]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "loadwise"}

@@ -5,17 +5,20 @@ It is posted `{decision, program, candidates, context, task_type, domain}` and a
 """
 
 import asyncio
+from urllib.parse import urlsplit
 
 import msgspec
 
 from loadwise.kernel import commands as c
 from loadwise.kernel import events as e
+from loadwise.kernel.errors import ConfigError
 from loadwise.kernel.ids import ModelId
 from loadwise.router.config import SelectorConfig
 from loadwise.wire.client import Upstream, UpstreamError
 from loadwise.wire.heads import JSON_TYPE, Ticker
 
 from .host import Host
+from .openai import UNREADABLE
 
 
 class _Said(msgspec.Struct):
@@ -31,7 +34,19 @@ class Selector:
     """Carries `AskSelector` to the user's URL and brings the answer back as an event."""
 
     def __init__(self, config: SelectorConfig, ticker: Ticker) -> None:
-        self._upstream = Upstream(config.url, ticker=ticker)
+        """Prepare; nothing is connected yet.
+
+        Raises:
+            ConfigError: the url is not one that can be asked.
+        """
+        parts = urlsplit(config.url)
+        self._target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        try:
+            self._upstream = Upstream(f"{parts.scheme}://{parts.netloc}", ticker=ticker)
+        except ValueError as error:
+            raise ConfigError(f"router.selector.url is {config.url!r}: {error}") from error
+        if not (self._target.isascii() and self._target.isprintable()) or " " in self._target:
+            raise ConfigError(f"router.selector.url is {config.url!r}; path and query must be printable ASCII")
         self._tasks: set[asyncio.Task[None]] = set()
         self.host: Host | None = None
 
@@ -56,12 +71,14 @@ class Selector:
         propensity: float | None = None
         detail = ""
         try:
-            answer = await self._upstream.fetch(b"POST", "", JSON_TYPE, body, timeout_s=command.timeout_s)
-            said = _decode(answer.body)
-            model, propensity = ModelId(said.model), said.propensity
-            if answer.status != 200 or (propensity is not None and not 0.0 < propensity <= 1.0):
-                model, detail = None, f"answered {answer.status}, propensity {propensity}"
-        except (UpstreamError, msgspec.DecodeError) as error:
+            answer = await self._upstream.fetch(
+                b"POST", self._target, JSON_TYPE, body, timeout_s=command.timeout_s, from_root=True
+            )
+            if answer.status != 200:
+                detail = f"answered {answer.status}"
+            else:
+                model, propensity, detail = _read(answer.body, command.candidates)
+        except UpstreamError as error:
             detail = str(error)[:200]
         host = self.host
         assert host is not None
@@ -70,7 +87,7 @@ class Selector:
                 at_s=host.now_s(),
                 decision_id=command.decision_id,
                 model=model,
-                propensity=propensity if model is not None else None,
+                propensity=propensity,
                 detail=detail,
             )
         )
@@ -80,3 +97,16 @@ class Selector:
         for task in self._tasks:
             task.cancel()
         await self._upstream.close()
+
+
+def _read(body: bytes, candidates: tuple[str, ...]) -> tuple[ModelId | None, float | None, str]:
+    """What the selector chose: model, propensity, and where there is no model, why not."""
+    try:
+        said = _decode(body)
+    except UNREADABLE as error:
+        return None, None, f"the answer cannot be read: {error}"[:200]
+    if said.model not in candidates:
+        return None, None, f"{said.model[:100]!r} is not a candidate"
+    if said.propensity is not None and not 0.0 < said.propensity <= 1.0:
+        return None, None, f"propensity {said.propensity!r} is not in (0, 1]"
+    return ModelId(said.model), said.propensity, ""

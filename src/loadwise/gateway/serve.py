@@ -3,14 +3,12 @@
 import asyncio
 import contextlib
 import os
-import signal
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
-import uvloop
 
 from loadwise.journal.commit import GroupCommit
 from loadwise.journal.entry import make_header
@@ -19,23 +17,30 @@ from loadwise.journal.recover import resume
 from loadwise.journal.store import JournalWriter
 from loadwise.kernel import events as e
 from loadwise.kernel.errors import ConfigError, JournalError
-from loadwise.kernel.ids import BackendId, ModelId
+from loadwise.kernel.ids import BackendId
 from loadwise.kernel.stack import Stack
+from loadwise.runner.embed import Embedder
 from loadwise.settings import Config, convert, open_stack
+from loadwise.wire.heads import Ticker
 from loadwise.wire.server import Limits, Server
 
-from .archive import Archived, NoArchive
+from .archive import Archived, NoArchive, WatchedArchive
 from .backend import BackendLink
 from .config import GatewayConfig
+from .guard import Guard
 from .host import Host
 from .meter import Meter
+from .notices import notices, with_embedder
 from .probe import Probe
 from .programs import OnDurable, Programs
 from .routes import Routes
 from .selector import Selector
-from .turns import Embedder, Turns
+from .tenants import Tenants, read_secret
+from .turns import Turns
 
 Say = Callable[[str], None]
+FIRST_LOOK_S = 1.0
+"""How long a start waits for the backends' first answers; later ones are heard later."""
 
 
 def gateway_config(config: Config) -> GatewayConfig:
@@ -76,17 +81,21 @@ async def start(
         JournalError: the journal is damaged, or another gateway writes it.
     """
     gateway = gateway_config(config) if gateway is None else gateway
+    if embedder is not None:
+        config = with_embedder(config, embedder.version)
     async with contextlib.AsyncExitStack() as closers:
         server, route = _make_server(gateway)
         ticker = server.ticker
+        ticker.start()  # before anything is asked: deadlines are told on its clock
+        closers.callback(ticker.stop)
         links = {BackendId(spec.name): BackendLink(spec, gateway, ticker, environment) for spec in config.backends}
         keys = _keys(gateway, environment)
-        stack, started_at_s, writer, archive, is_new = _open_journal(config, gateway, closers, say)
         selector = None if config.router.selector is None else Selector(config.router.selector, ticker)
+        opened = _open_journal(config, gateway, closers, ticker, say)
         host = Host(
-            stack,
-            writer,
-            started_at_s=started_at_s,
+            opened.stack,
+            opened.writer,
+            started_at_s=opened.started_at_s,
             run_id=f"{time.time_ns() // 1000:x}",
             ask_selector=None if selector is None else selector.ask,
         )
@@ -95,22 +104,39 @@ async def start(
             selector.host = host
             closers.push_async_callback(selector.close)
         for link in links.values():
-            closers.push_async_callback(link.upstream.close)
-        if not is_new:
-            host.post(e.HostRestarted(at_s=host.now_s()))
-        turns = Turns(host, links, archive, Meter(), embedder=embedder, answer_max_bytes=gateway.answer_max_bytes)
-        probes = _start_probes(host, links, gateway, closers)
-        programs = Programs(host, archive, _when_durable(host, writer, closers))
-        route.routes = Routes(turns, programs, keys=keys, state=lambda: _state(host, probes))
-        try:
-            addresses = await server.listen(gateway.host, gateway.port)
-        except OSError as error:
-            raise ConfigError(f"cannot listen on {gateway.host}:{gateway.port}: {error}") from error
+            closers.push_async_callback(link.close)
+        port = await _take_address(server, gateway, closers)
+        for notice in notices(config, gateway, has_keys=bool(keys)):
+            say(notice)
+        if not opened.is_new:
+            _take_over(host, links)
+        tenants = Tenants(opened.secret, keys)
+        archive = WatchedArchive(opened.archive, say)
+        turns = Turns(
+            host, links, archive, Meter(), tenants, embedder=embedder, answer_max_bytes=gateway.answer_max_bytes
+        )
+        probes = await _start_probes(host, links, gateway, closers, say)
+        programs = Programs(host, archive, tenants, _when_durable(host, opened.writer, closers))
+        route.routes = Routes(turns, programs, guard=Guard(gateway), state=lambda: _state(host, probes))
+        await server.serve()
         closers.push_async_callback(server.close, gateway.grace_s)
-        port = addresses[0][1]
         shown = f"[{gateway.host}]" if ":" in gateway.host else gateway.host
         return Gateway(host, server, f"http://{shown}:{port}", probes, closers.pop_all())
     raise AssertionError("unreachable")
+
+
+async def _take_address(server: Server, gateway: GatewayConfig, closers: contextlib.AsyncExitStack) -> int:
+    """Take the address before anything is asked or said of backends; returns the port.
+
+    Raises:
+        ConfigError: it is taken or not ours.
+    """
+    try:
+        addresses = await server.listen(gateway.host, gateway.port, starts=False)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {gateway.host}:{gateway.port}: {error}") from error
+    closers.push_async_callback(server.close, 0.0)
+    return addresses[0][1]
 
 
 class _Route:
@@ -139,13 +165,23 @@ def _keys(gateway: GatewayConfig, environment: Mapping[str, str]) -> tuple[str, 
     return keys
 
 
-def _open_journal(
-    config: Config, gateway: GatewayConfig, closers: contextlib.AsyncExitStack, say: Say
-) -> tuple[Stack, float, JournalWriter | None, Archived, bool]:
+class _Opened(NamedTuple):
     """The stack as the journal left it, and the journal ready for more."""
+
+    stack: Stack
+    started_at_s: float
+    writer: JournalWriter | None
+    archive: Archived
+    secret: bytes
+    is_new: bool
+
+
+def _open_journal(
+    config: Config, gateway: GatewayConfig, closers: contextlib.AsyncExitStack, ticker: Ticker, say: Say
+) -> _Opened:
     core = msgspec.structs.replace(config, gateway={})
     if gateway.journal is None:
-        return open_stack(core, gateway.seed), 0.0, None, NoArchive(), True
+        return _Opened(open_stack(core, gateway.seed), 0.0, None, NoArchive(), read_secret(None), True)
     path = Path(gateway.journal)
     header = make_header(msgspec.to_builtins(core), seed=gateway.seed, epoch_unix_s=time.time())
     try:
@@ -154,14 +190,37 @@ def _open_journal(
         raise JournalError(f"journal {str(path)!r} cannot be made: {error}") from error
     index = Index(path / "index.sqlite")
     closers.callback(index.close)
-    writer, recovered = resume(path, header, index=index, keep_segments=gateway.keep_segments)
+    writer, recovered = resume(path, header, index=index, keep_segments=gateway.keep_segments, ends_with_snapshot=True)
+    _tell_messages(writer, closers, ticker, say)
     closers.callback(writer.close)
     for message in (*index.messages, *recovered.messages):
         say(message)
     if not recovered.is_new:
         say(f"recovered {recovered.n_replayed} journal entries from {path}")
     assert isinstance(recovered.machine, Stack)
-    return recovered.machine, writer.last_at_s, writer, index, recovered.is_new
+    started_at_s = resumed_at_s(writer.last_at_s, writer.header.epoch_unix_s, time.time())
+    return _Opened(recovered.machine, started_at_s, writer, index, read_secret(path), recovered.is_new)
+
+
+def resumed_at_s(last_at_s: float, epoch_unix_s: float, now_unix_s: float) -> float:
+    """Where the run's clock stands after a restart: it ran on while nobody served, but never back.
+
+    >>> resumed_at_s(100.0, 1000.0, 1160.0), resumed_at_s(100.0, 1000.0, 1050.0)
+    (160.0, 100.0)
+    """
+    return max(last_at_s, now_unix_s - epoch_unix_s) if epoch_unix_s > 0.0 else last_at_s
+
+
+def _tell_messages(writer: JournalWriter, closers: contextlib.AsyncExitStack, ticker: Ticker, say: Say) -> None:
+    """Say what goes wrong with snapshots and index while the gateway runs."""
+
+    def tell(now_s: float = 0.0) -> None:
+        while writer.messages:
+            say(f"journal: {writer.messages.popleft()}")
+
+    closers.callback(tell)  # after the writer is closed: what its closing has to say
+    closers.callback(ticker.forget, tell)
+    ticker.watch(tell)
 
 
 def _when_durable(
@@ -178,11 +237,31 @@ def _when_durable(
     return when_durable
 
 
-def _start_probes(
-    host: Host, links: dict[BackendId, BackendLink], gateway: GatewayConfig, closers: contextlib.AsyncExitStack
+def _take_over(host: Host, links: dict[BackendId, BackendLink]) -> None:
+    """Go on from what the journal remembers, in the pool as it is now."""
+    host.post(e.HostRestarted(at_s=host.now_s()))
+    for backend_id in list(host.router.backends.by_id):
+        if backend_id not in links:
+            host.post(e.BackendRemoved(at_s=host.now_s(), backend_id=backend_id))
+
+
+async def _start_probes(
+    host: Host,
+    links: dict[BackendId, BackendLink],
+    gateway: GatewayConfig,
+    closers: contextlib.AsyncExitStack,
+    say: Say,
 ) -> list[Probe]:
-    probes = [Probe(host, link, gateway.probe_interval_s) for link in links.values()]
-    tasks = [asyncio.get_running_loop().create_task(probe.run()) for probe in probes]
+    """Look at every backend once, for a moment at most, so that what is down is known before the first request."""
+    probes = [Probe(host, link, gateway.probe_interval_s, say=say) for link in links.values()]
+
+    async def watch(probe: Probe, first: asyncio.Task[None]) -> None:
+        await first
+        await probe.run()
+
+    loop = asyncio.get_running_loop()
+    firsts = [loop.create_task(probe.poll()) for probe in probes]
+    tasks = [loop.create_task(watch(probe, first)) for probe, first in zip(probes, firsts, strict=True)]
 
     async def stop() -> None:
         for task in tasks:
@@ -190,38 +269,27 @@ def _start_probes(
         await asyncio.gather(*tasks, return_exceptions=True)
 
     closers.push_async_callback(stop)
+    if firsts:
+        await asyncio.wait(firsts, timeout=FIRST_LOOK_S)
     return probes
 
 
 def _state(host: Host, probes: list[Probe]) -> tuple[bool, dict[str, object]]:
     """Whether work is taken, and the state of every backend."""
     router, now_s = host.router, host.now_s()
-    usable = [m for m in router.backends.model_by_id if router.backends.usable(ModelId(m), now_s)]
-    details = {str(probe.backend_id): probe.detail for probe in probes}
+    probe_by_id = {probe.backend_id: probe for probe in probes}
+    usable = [
+        model_id
+        for model_id in router.backends.model_by_id
+        if any(b in probe_by_id and probe_by_id[b].is_reachable for b in router.backends.usable(model_id, now_s))
+    ]
     backends = {
-        name: {"model": state.spec.model, "health": state.health, "detail": details.get(name, "")}
+        name: {
+            "model": state.spec.model,
+            "health": state.health,
+            "detail": probe_by_id[name].detail if name in probe_by_id else "",
+        }
         for name, state in router.backends.by_id.items()
     }
     is_ready = bool(usable) and host.failure is None
-    return is_ready, {"ready": is_ready, "models": usable, "journal_failure": host.failure, "backends": backends}
-
-
-def run(config: Config, gateway: GatewayConfig, *, embedder: Embedder | None = None) -> int:
-    """Serve until SIGINT or SIGTERM. Returns the process' exit code."""
-
-    def say(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
-    async def serve() -> None:
-        running = await start(config, gateway, embedder=embedder, say=say)
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop.set)
-        say(f"serving {', '.join(config.models)} on {running.url}/v1")
-        await stop.wait()
-        say("stopping")
-        await running.close()
-
-    uvloop.run(serve())
-    return 0
+    return is_ready, {"ready": is_ready, "models": usable, "failure": host.failure, "backends": backends}

@@ -1,45 +1,40 @@
 """From a client's request to a turn: who asks, which program, which context; and the relay that carries it."""
 
-import hashlib
+import asyncio
 import math
-from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 
 from loadwise.kernel import events as e
-from loadwise.kernel.errors import CallerError, Conflict, Error, Unprocessable
-from loadwise.kernel.ids import BackendId, ProgramId
+from loadwise.kernel.errors import CallerError, Conflict, Error, Overloaded, UnknownModel, Unprocessable
+from loadwise.kernel.ids import BackendId, ModelId, ProgramId, TurnId
 from loadwise.router.program import FORGOTTEN_STATES
+from loadwise.runner.embed import Embedder
 from loadwise.wire.exchange import Exchange
 
 from .answers import respond_error
-from .archive import Archived
+from .archive import WatchedArchive
 from .backend import BackendLink, header_text
 from .host import Host
 from .identity import Conversation, PrefixIndex, is_final, named_program
 from .meter import Meter
 from .openai import ModelRequest
 from .relay import Relay
+from .tenants import Tenants, key_of
 
 TASK_TYPE_HEADER = b"x-loadwise-task-type"
 DOMAIN_HEADER = b"x-loadwise-domain"
 BUDGET_HEADER = b"x-loadwise-budget-s"
 PRIORITY_HEADER = b"x-loadwise-priority"
+"""A whole number that is journaled with the turn and its dispatch; no engine is told of it yet."""
 BUDGET_MAX_S = 7 * 86400.0
 PRIORITY_MAX = 1_000_000
-
-
-class Embedder(Protocol):
-    """What turns a program's first request into components of its context."""
-
-    def components_now(self, text: str) -> tuple[float, ...] | None:
-        """The components where that is cheap; None where `submit` must be used."""
-        ...
-
-    def submit(self, text: str, callback: Callable[[tuple[float, ...]], None]) -> None:
-        """Compute off the loop; `callback` may be called on any thread."""
-        ...
+EMBEDDING_MAX_S = 2.0
+"""A first turn goes on without its embedding when that takes longer."""
+SHOWN_MAX_CHARS = 100
+"""Of what a client sent, in the message that refuses it."""
 
 
 class Turns:
@@ -49,8 +44,9 @@ class Turns:
         self,
         host: Host,
         links: dict[BackendId, BackendLink],
-        archive: Archived,
+        archive: WatchedArchive,
         meter: Meter,
+        tenants: Tenants,
         *,
         embedder: Embedder | None,
         answer_max_bytes: int,
@@ -59,7 +55,8 @@ class Turns:
         self.links = links
         self.archive = archive
         self.meter = meter
-        self.prefixes = PrefixIndex()
+        self.tenants = tenants
+        self.prefixes = PrefixIndex(self._is_open)
         self.answer_max_bytes = answer_max_bytes
         self.note_overhead = meter.overhead_s.observe
         self._embedder = embedder
@@ -87,113 +84,150 @@ class Turns:
 
     def _open(self, exchange: Exchange, request: ModelRequest, path: bytes, received_at_s: float) -> None:
         headers = exchange.headers
-        tenant = tenant_of(headers)
-        named = named_program(headers, request)
+        by_id = self.host.router.table.by_id
+        self.require_offered(request.model)
+        program_id = named_program(headers, request)
+        program = None if program_id is None else by_id.get(program_id)
+        is_named = program_id is not None
+        tenant = self.tenants.of(headers)
+        if program_id is not None and program is None:
+            self._require_new(program_id, tenant)
+        elif program is not None:
+            self._require_own(program.program_id, tenant, program.tenant)
+        # Everything that may refuse the request comes before anything that remembers it.
+        facts = _NOTHING if program is not None else _first_turn_facts(headers, request)
+        priority = _integer(headers, PRIORITY_HEADER, limit=PRIORITY_MAX)
         conversation: Conversation | None = None
-        program_id = named
         if program_id is None:
-            program_id, conversation = self._recognise(tenant, request)
-        program = self.host.router.table.by_id.get(program_id)
-        if program is None and named is not None:
-            self._require_new(named)
-        turn_id = self.host.next_turn_id()
+            conversation = self.prefixes.find(key_of(headers), request.messages())
+            if request.is_unread:
+                self.prefixes.n_unread += 1
+            program_id = conversation.program_id if conversation is not None else None
+            program = None if program_id is None else by_id.get(program_id)
+            if program_id is None:
+                program_id = self._new_implicit_id()
+        elif program is not None and program.is_implicit:
+            self.prefixes.forget(program_id)  # from here on its messages alone do not tell where it stands
+        components = () if program is not None else self._components(request)
+        if components is not None:
+            request.forget_messages()
         relay = Relay(
             self,
             exchange,
             request,
             path,
-            turn_id=turn_id,
+            turn_id=TurnId(0),
             program_id=program_id,
             conversation=conversation,
             received_at_s=received_at_s,
         )
-        self.host.relay_by_turn[turn_id] = relay
-        facts = _NOTHING if program is not None else _first_turn_facts(headers, request)
         arrival = e.TurnArrived(
             at_s=self.host.now_s(),
-            turn_id=turn_id,
+            turn_id=TurnId(0) if components is None else self._enter(relay),
             program_id=program_id,
             model=request.model,
             prompt_tokens=request.prompt_tokens,
             max_output_tokens=request.max_output_tokens,
-            is_implicit=named is None,
+            is_implicit=not is_named,
             is_final=is_final(headers),
             tenant=tenant,
-            priority=_integer(headers, PRIORITY_HEADER, limit=PRIORITY_MAX),
+            priority=priority,
             task_type=facts.task_type,
             domain=facts.domain,
             budget_s=facts.budget_s,
+            components=components or (),
         )
-        if program is not None or self._embedder is None:
-            self.host.post(arrival)
+        if components is None:
+            self._embed(relay, request, arrival)
         else:
-            self._embed(request, arrival)
+            self.host.post(arrival)
 
-    def _recognise(self, tenant: str, request: ModelRequest) -> tuple[ProgramId, Conversation]:
-        program_id, conversation = self.prefixes.find(tenant.encode(), request.messages(), self._is_open)
-        return self._new_implicit_id() if program_id is None else program_id, conversation
+    def _enter(self, relay: Relay) -> TurnId:
+        """Give the turn its number, at the last moment: one that never arrives at the stack uses up none."""
+        turn_id = relay.turn_id = self.host.next_turn_id()
+        self.host.relay_by_turn[turn_id] = relay
+        return turn_id
+
+    def offered_models(self) -> list[ModelId]:
+        """Models that a backend of the pool serves."""
+        backends = self.host.router.backends
+        return [name for name in backends.model_by_id if backends.all_of(name)]
+
+    def require_offered(self, model: str) -> None:
+        """Refuse a model that is not in the pool.
+
+        Raises:
+            UnknownModel: names those that are.
+        """
+        if model != e.AUTO and not self.host.router.backends.all_of(ModelId(model)):
+            shown = model if len(model) <= SHOWN_MAX_CHARS else model[:SHOWN_MAX_CHARS] + "…"
+            known = ", ".join([e.AUTO, *self.offered_models()])
+            raise UnknownModel(f"the model {shown!r} is not in the pool; known: {known}", param="model")
 
     def _is_open(self, program_id: ProgramId) -> bool:
         program = self.host.router.table.by_id.get(program_id)
         return program is not None and program.is_open
 
     def _new_implicit_id(self) -> ProgramId:
-        """A name that no client would choose and no earlier run has used."""
-        self._n_implicit += 1
-        return ProgramId(f"lw-{self.host.run_id}-{self._n_implicit}")
+        """A name that no earlier run has used and no client has thought of."""
+        while True:
+            self._n_implicit += 1
+            program_id = ProgramId(f"lw-{self.host.run_id}-{self._n_implicit}")
+            if program_id not in self.host.router.table.by_id:
+                return program_id
 
-    def _require_new(self, program_id: ProgramId) -> None:
+    def _require_own(self, program_id: ProgramId, tenant: str, owner: str) -> None:
+        """A program takes turns under the key that opened it only."""
+        if not self.tenants.may_use(tenant, owner):
+            text = f"program {program_id!r} was opened under another API key"
+            raise Conflict(text, code="program_of_another_key")
+
+    def _require_new(self, program_id: ProgramId, tenant: str) -> None:
         """A program that has left memory is finished all the same."""
-        record = self.archive.get(program_id)
+        try:
+            record = self.archive.get(program_id)
+        except Overloaded:
+            return  # told and counted there; a program that may be new is served
+        if record is not None:
+            self._require_own(program_id, tenant, record.tenant)
         if record is not None and record.state not in FORGOTTEN_STATES:
             raise Conflict(f"program {program_id!r} has ended ({record.state})", code="program_finished")
 
-    def _embed(self, request: ModelRequest, arrival: e.TurnArrived) -> None:
+    def _components(self, request: ModelRequest) -> tuple[float, ...] | None:
+        """The request's embedding; None where it must be waited for."""
+        if self._embedder is None:
+            return ()
+        return self._embedder.components_now(request.prompt_text())
+
+    def _embed(self, relay: Relay, request: ModelRequest, arrival: e.TurnArrived) -> None:
         assert self._embedder is not None
+        late = asyncio.get_running_loop().call_later(EMBEDDING_MAX_S, self._post_embedded, relay, arrival, ())
+
+        def on_components(components: tuple[float, ...]) -> None:
+            late.cancel()
+            self._post_embedded(relay, arrival, components)
+
         text = request.prompt_text()
-        components = self._embedder.components_now(text)
-        if components is not None:
-            self.host.post(replace_components(arrival, components, arrival.at_s))
-            return
+        request.forget_messages()
+        self._embedder.submit(text, lambda components: self.host.call_on_loop(on_components, components))
 
-        def on_components(late: tuple[float, ...]) -> None:
-            self.host.call_on_loop(self._post_embedded, arrival, late)
+    def _post_embedded(self, relay: Relay, arrival: e.TurnArrived, components: tuple[float, ...]) -> None:
+        if relay.turn_id == 0 and relay.is_awaited:  # else it went on without, or the client has left meanwhile
+            turn_id = self._enter(relay)
+            self.host.post(
+                msgspec.structs.replace(arrival, turn_id=turn_id, components=components, at_s=self.host.now_s())
+            )
 
-        self._embedder.submit(text, on_components)
+    def settle(self, relay: Relay, replies: list[object] | None) -> None:
+        """A turn ended: remember the conversation of a program that is known by its messages only.
 
-    def _post_embedded(self, arrival: e.TurnArrived, components: tuple[float, ...]) -> None:
-        if arrival.turn_id in self.host.relay_by_turn:  # else the client has left meanwhile
-            self.host.post(replace_components(arrival, components, self.host.now_s()))
-
-    def settle(self, relay: Relay, replies: list[object]) -> None:
-        """A turn ended: remember the conversation of a program that is known by its messages only."""
+        Args:
+            replies: what was relayed; None where the turn got no answer.
+        """
         conversation = relay.conversation
         if conversation is not None:
             self.prefixes.settle(relay.program_id, conversation, replies)
             relay.conversation = None
-
-
-def replace_components(arrival: e.TurnArrived, components: tuple[float, ...], at_s: float) -> e.TurnArrived:
-    """The same arrival, with its embedding, now."""
-    return msgspec.structs.replace(arrival, components=components, at_s=at_s)
-
-
-def tenant_of(headers: Mapping[bytes, bytes]) -> str:
-    """Eight hexadecimal digits that stand for the client's key, so that the key itself is written nowhere."""
-    value = headers.get(b"authorization")
-    return "" if value is None else _digest(value)
-
-
-def _digest(value: bytes) -> str:
-    known = _DIGESTS.get(value)
-    if known is None:
-        if len(_DIGESTS) >= 4096:
-            _DIGESTS.clear()
-        known = _DIGESTS[value] = hashlib.blake2b(value, digest_size=4).hexdigest()
-    return known
-
-
-_DIGESTS: dict[bytes, str] = {}
 
 
 class _Facts(NamedTuple):

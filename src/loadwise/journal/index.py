@@ -1,5 +1,7 @@
 """The index: programs that have left the router's memory, found by id; derived from the journal, so it may be lost.
 
+What cannot be read is answered as unknown, with a message: a damaged index must not stop a host from serving.
+
 Theory of operation. `add` remembers a record in memory; a thread writes batches to SQLite (WAL), off the host's path.
 Nothing is dropped: at the bound of waiting records `add` writes them itself. The last indexed sequence is stored in
 the same transaction, so that recovery knows which archives to regenerate.
@@ -7,12 +9,13 @@ the same transaction, so that recovery knows which archives to regenerate.
 
 import sqlite3
 import threading
+from collections import deque
 from pathlib import Path
 
 import msgspec
 
 from loadwise.kernel.commands import ProgramRecord
-from loadwise.kernel.errors import JournalError
+from loadwise.kernel.errors import Error, JournalError
 
 BATCH = 256
 """Waiting records at which the thread is woken at once; fewer wait `LINGER_S`."""
@@ -29,6 +32,11 @@ CREATE INDEX IF NOT EXISTS programs_by_sequence ON programs (sequence);
 CREATE TABLE IF NOT EXISTS progress (id INTEGER PRIMARY KEY CHECK (id = 1), sequence INTEGER NOT NULL);
 """
 _SCHEMA_VERSION = 1
+_KEEP_LATEST = """
+INSERT INTO programs VALUES (?, ?, ?, ?) ON CONFLICT (program_id) DO UPDATE SET sequence = excluded.sequence,
+archived_at_s = excluded.archived_at_s, record = excluded.record WHERE excluded.sequence >= programs.sequence
+"""
+MESSAGES_MAX = 100
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(ProgramRecord).decode
@@ -49,7 +57,10 @@ class Index:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.messages: list[str] = []
+        self.messages: deque[str] = deque(maxlen=MESSAGES_MAX)
+        """What went wrong with it, and what was done; taken out by whoever tells the operator."""
+        self._is_damaged = False
+        self._closing = threading.Event()
         self._waiting: dict[str, tuple[int, ProgramRecord]] = {}
         self._sequence_seen = 0
         self._failure: str | None = None
@@ -78,7 +89,9 @@ class Index:
         with self._wake:
             if self._failure is not None:
                 raise JournalError(f"index {str(self.path)!r}: {self._failure}", code="index_failed")
-            self._waiting[record.program_id] = (sequence, record)
+            waiting = self._waiting.get(record.program_id)
+            if waiting is None or waiting[0] <= sequence:
+                self._waiting[record.program_id] = (sequence, record)
             self._sequence_seen = max(self._sequence_seen, sequence)
             n_waiting = len(self._waiting)
             if n_waiting == 1 or n_waiting == BATCH:
@@ -87,22 +100,21 @@ class Index:
             self.flush()
 
     def get(self, program_id: str) -> ProgramRecord | None:
-        """The record of an archived program, or None."""
+        """The record of an archived program; None where it is unknown, or cannot be read."""
         with self._wake:
             waiting = self._waiting.get(program_id)
         if waiting is not None:
             return waiting[1]
-        row = self._query("SELECT record FROM programs WHERE program_id = ?", (program_id,))
-        return _decode(row[0][0]) if row else None
+        rows = self._read("SELECT record FROM programs WHERE program_id = ?", (program_id,))
+        return rows[0] if rows else None
 
     def recent(self, limit: int = 100) -> list[ProgramRecord]:
         """The programs that were archived last, the latest first."""
         with self._wake:
             waiting = sorted(self._waiting.values(), key=lambda w: -w[0])[:limit]
-        rows = self._query("SELECT record FROM programs ORDER BY sequence DESC LIMIT ?", (limit,))
+        rows = self._read("SELECT record FROM programs ORDER BY sequence DESC LIMIT ?", (limit,))
         found = {w[1].program_id: w[1] for w in waiting}
-        for (blob,) in rows:
-            record = _decode(blob)
+        for record in rows:
             found.setdefault(record.program_id, record)
         return list(found.values())[:limit]
 
@@ -130,6 +142,7 @@ class Index:
                 self._write(waiting, reached)
             except sqlite3.Error as error:
                 self._failure = str(error)
+                self._note_damage(error)
                 raise JournalError(f"index {str(self.path)!r}: {error}", code="index_failed") from error
             self._last_sequence = reached
             with self._wake:
@@ -148,6 +161,14 @@ class Index:
             self._writer.execute("DELETE FROM programs WHERE sequence > ?", (sequence,))
             self._writer.execute("INSERT OR REPLACE INTO progress VALUES (1, ?)", (sequence,))
             self._last_sequence = self._sequence_seen = sequence
+
+    def tell(self, message: str) -> None:
+        """Leave a message for the operator."""
+        self.messages.append(message)
+
+    def closes_within(self, seconds: float) -> bool:
+        """Wait so long; True as soon as the index is being closed."""
+        return self._closing.wait(seconds)
 
     def prune(self, *, keep: int | None = None, before_s: float | None = None) -> int:
         """Forget all but the `keep` programs archived last, and all that ended before `before_s`; returns how many."""
@@ -170,6 +191,7 @@ class Index:
             if self._is_closing:
                 return
             self._is_closing = True
+            self._closing.set()
             self._wake.notify()
         self._thread.join()
         try:
@@ -178,6 +200,8 @@ class Index:
         finally:
             self._reader.close()
             self._writer.close()
+            if self._is_damaged:
+                self._set_aside("it is damaged")
 
     def _run(self) -> None:
         while True:
@@ -199,15 +223,27 @@ class Index:
             for program_id, (sequence, record) in waiting.items()
         ]
         with self._writer:
-            self._writer.executemany("INSERT OR REPLACE INTO programs VALUES (?, ?, ?, ?)", rows)
+            self._writer.executemany(_KEEP_LATEST, rows)
             self._writer.execute("INSERT OR REPLACE INTO progress VALUES (1, ?)", (reached,))
 
     def _query(self, sql: str, arguments: tuple[object, ...]) -> list[tuple[bytes]]:
+        with self._reading:
+            return self._reader.execute(sql, arguments).fetchall()
+
+    def _read(self, sql: str, arguments: tuple[object, ...]) -> list[ProgramRecord]:
         try:
-            with self._reading:
-                return self._reader.execute(sql, arguments).fetchall()
-        except sqlite3.Error as error:
-            raise JournalError(f"index {str(self.path)!r}: {error}", code="index_failed") from error
+            return [_decode(blob) for (blob,) in self._query(sql, arguments)]
+        except (sqlite3.Error, msgspec.MsgspecError, Error) as error:
+            self._note_damage(error)
+            text = f"index {str(self.path)!r} cannot be read, its programs count as unknown: {error}"
+            if text not in self.messages:
+                self.tell(text)
+            return []
+
+    def _note_damage(self, error: Exception) -> None:
+        """What is damaged is set aside at the end, so that the next start fills a new one."""
+        if not isinstance(error, sqlite3.OperationalError | sqlite3.ProgrammingError):
+            self._is_damaged = True
 
     def _open(self) -> sqlite3.Connection:
         try:
@@ -217,12 +253,15 @@ class Index:
                 raise JournalError(
                     f"index {str(self.path)!r} cannot be opened: {error}", code="index_failed"
                 ) from error
-            aside = self.path.with_name(self.path.name + ".broken")
-            self.path.replace(aside)
-            for suffix in ("-wal", "-shm"):
-                self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
-            self.messages.append(f"index {str(self.path)!r} was unusable ({error}); set aside as {aside.name}")
+            self._set_aside(str(error))
             return self._connect()
+
+    def _set_aside(self, why: str) -> None:
+        aside = self.path.with_name(self.path.name + ".broken")
+        self.path.replace(aside)
+        for suffix in ("-wal", "-shm"):
+            self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+        self.tell(f"index {str(self.path)!r} was unusable ({why}); set aside as {aside.name}")
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self.path, check_same_thread=False)

@@ -145,6 +145,25 @@ def read_header(path: Path) -> tuple[Header, int]:
             raise SchemaMismatch(f"{path.name}: {error}") from error
 
 
+def is_stub(path: Path) -> bool:
+    """Whether a file is a segment that was torn inside its header: no whole header, and no whole frame either."""
+    try:
+        read_header(path)
+    except SchemaMismatch:
+        return False
+    except JournalError:
+        with _open(path) as file:
+            return find_frame(file.read(), 0) is None
+    return False
+
+
+def _last_sequence(found: files.SegmentPath) -> int:
+    segment = Segment(found.number, found.path, is_last=True)
+    for _ in segment.entries():
+        pass
+    return segment.next_sequence - 1
+
+
 def _open(path: Path) -> BinaryIO:
     try:
         return open(path, "rb")
@@ -167,10 +186,14 @@ class Reader:
                     f"journal {str(self.path)!r}: segment {before.number + 1} is missing before {after.path.name}",
                     code="journal_corrupt",
                 )
+        self.torn: TornTail | None = None
+        if len(found) > 1 and is_stub(found[-1].path):
+            # The segment was torn before its first entry: the journal ends with the one before.
+            stub = found.pop()
+            self.torn = TornTail(stub.path, 0, stub.path.stat().st_size, _last_sequence(found[-1]))
         self._found = found
         self.header = read_header(found[0].path)[0]
         """Of the first segment that is still kept."""
-        self.torn: TornTail | None = None
 
     def segments(self) -> Iterator[Segment]:
         """The segments in order. Each must be exhausted before the next, for the seams to be checked."""
@@ -181,7 +204,7 @@ class Reader:
                 raise Damage(path, 0, expected, f"a segment from sequence {segment.header.first_sequence} stands")
             yield segment
             expected = segment.next_sequence
-            self.torn = segment.torn
+            self.torn = self.torn or segment.torn
 
     def __iter__(self) -> Iterator[Entry]:
         for segment in self.segments():

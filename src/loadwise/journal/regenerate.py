@@ -7,11 +7,12 @@ built anew and takes over the state, exactly as the live host did when it restar
 import importlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from loadwise.kernel.commands import Command
 from loadwise.kernel.errors import JournalError
-from loadwise.kernel.machine import Machine
+from loadwise.kernel.machine import Follower, Machine
+from loadwise.policy.standin import StandIn
 
 from . import files
 from .entry import Entry, Header
@@ -29,11 +30,57 @@ class Step(NamedTuple):
 
 
 def recorded_machine(header: Header) -> Machine:
-    """The machine of this loadwise that a header describes."""
-    # By name, because settings stands above this room on the stair.
-    settings = importlib.import_module("loadwise.settings")
-    machine: Machine = settings.open_stack(settings.config_from_builtins(header.config), header.seed)
+    """The machine of this loadwise that a header describes; it imports nobody's classes.
+
+    Raises:
+        JournalError: the header names a policy class outside loadwise (code `import_refused`).
+    """
+    config = _settings().config_from_builtins(header.config)
+    refused = sorted(_settings().policy_classes(config))
+    if refused:
+        raise JournalError(
+            f"the journal's header names the policy class {', '.join(refused)}; reading a journal imports no class "
+            "unless told to (--allow-import), for importing runs its code",
+            code="import_refused",
+        )
+    machine: Machine = _settings().open_stack(config, header.seed)
     return machine
+
+
+def importing_machine(header: Header) -> Machine:
+    """As `recorded_machine`, but imports and runs whatever policy class the header names: for journals of one's own."""
+    machine: Machine = _settings().open_stack(_settings().config_from_builtins(header.config), header.seed)
+    return machine
+
+
+def machine_trusting(own: Header, messages: list[str]) -> MakeMachine:
+    """Makes recorded machines, and imports those policy classes that `own`, the header of this run, names itself.
+
+    In the place of any other stands one that only remembers: recovery takes its decisions as they were recorded.
+    """
+    settings = _settings()
+    trusted = settings.policy_classes(settings.config_from_builtins(own.config))
+
+    def resolve(path: str) -> Any:
+        if path in trusted:
+            return settings.import_class(path)
+        message = f"the policy class {path} of the journal is not imported, for this configuration does not name it"
+        if message not in messages:
+            messages.append(message)
+        return StandIn
+
+    def make(header: Header) -> Machine:
+        machine: Machine = settings.open_stack(
+            settings.config_from_builtins(header.config), header.seed, resolve=resolve
+        )
+        return machine
+
+    return make
+
+
+def _settings() -> Any:
+    # By name, because settings stands above this room on the stair.
+    return importlib.import_module("loadwise.settings")
 
 
 class Regeneration:
@@ -69,9 +116,15 @@ class Regeneration:
                 self.last_sequence = entry.sequence
                 self.last_at_s = entry.event.at_s
 
-    def steps(self) -> Iterator[Step]:
-        """Every entry with the regenerated commands."""
+    def steps(self, *, follows: bool = False) -> Iterator[Step]:
+        """Every entry with the regenerated commands.
+
+        Args:
+            follows: let the machine decide as it was recorded, where it can (`Follower`).
+        """
         for entry in self.entries():
+            if follows and isinstance(self.machine, Follower):
+                self.machine.follow(entry.decisions)
             yield Step(entry, self.machine.handle(entry.event))
 
 
@@ -133,14 +186,15 @@ def from_snapshot(
 
     Args:
         newest: the highest segment number to begin at.
-        sequence: the highest sequence that a snapshot may stand for.
+        sequence: the highest sequence that a snapshot should stand for; where each stands for a higher one, the latest
+            is taken all the same.
     """
-    numbers = {s.number for s in files.list_segments(path)}
-    for number, _ in reversed(files.list_snapshots(path)):
-        if number not in numbers or (newest is not None and number > newest):
-            continue
-        if sequence is not None and read_header(files.segment_path(path, number))[0].first_sequence - 1 > sequence:
-            continue
+    segments = {s.number for s in files.list_segments(path)}
+    numbers = [n for n, _ in reversed(files.list_snapshots(path)) if n in segments and (newest is None or n <= newest)]
+    if sequence is not None:
+        early = [n for n in numbers if read_header(files.segment_path(path, n))[0].first_sequence - 1 <= sequence]
+        numbers = early or numbers
+    for number in numbers:
         found = _from_snapshot(path, number, make_machine)
         if isinstance(found, Regeneration):
             return found

@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -16,6 +16,9 @@ from .frame import MAGIC_BYTES, SNAPSHOT_MAGIC, frame, take_frame
 
 SNAPSHOTS_KEPT = 2
 """One to use and one to fall back to; that of the first kept segment stays besides."""
+
+SNAPSHOT_SPACING = 8
+"""Of the older ones every so manieth stays: what happened long ago is explained from the nearest."""
 
 _MAX_BYTES = 0xFFFFFFFF
 
@@ -80,7 +83,7 @@ def prune_snapshots(path: Path) -> None:
     first_kept = min((s.number for s in files.list_segments(path)), default=0)
     newest = {s.number for s in found[-SNAPSHOTS_KEPT:]}
     for number, file in found:
-        if number != first_kept and number not in newest:
+        if number != first_kept and number not in newest and number % SNAPSHOT_SPACING:
             with contextlib.suppress(OSError):
                 file.unlink(missing_ok=True)
 
@@ -88,9 +91,9 @@ def prune_snapshots(path: Path) -> None:
 class SnapshotWriter:
     """Writes one snapshot at a time in a thread of its own: a host does not wait for the disk."""
 
-    def __init__(self, path: Path, messages: deque[str]) -> None:
+    def __init__(self, path: Path, tell: Callable[[str], None]) -> None:
         self._path = path
-        self._messages = messages
+        self._tell = tell
         self._thread: threading.Thread | None = None
 
     def write(self, number: int, snapshot: Snapshot) -> None:
@@ -109,4 +112,4 @@ class SnapshotWriter:
         try:
             write_snapshot(self._path, number, snapshot)
         except OSError as error:
-            self._messages.append(f"snapshot of segment {number} was not written: {error}")
+            self._tell(f"snapshot of segment {number} was not written: {error}")

@@ -51,9 +51,13 @@ class JournalWriter:
         keep_segments: how many closed segments to keep; None keeps all.
         dump: the machine's `dump`, called at rotation; None takes no snapshots. The state is taken to be that after
             the last appended entry, so a host appends right after `handle`.
+        n_handled: how many events the machine has handled. Where it has handled more than were appended, because an
+            append was refused, its state is not the journal's, and no snapshot is taken.
         index: takes every program that an appended entry archives, and is written before each snapshot. If it fails,
             the journal goes on without it and keeps all segments, so that the next recovery fills it again.
         keep_artefacts: journal what `ProgramEnded` carries for verifiers; it may hold users' texts.
+        ends_with_snapshot: take one when the writer is closed, too, so that the next start replays nothing: an upgrade
+            then puts no old entries through new code.
         lock: a lock already held, which the writer takes over.
 
     Raises:
@@ -68,24 +72,30 @@ class JournalWriter:
         segment_bytes: int = SEGMENT_BYTES,
         keep_segments: int | None = None,
         dump: Callable[[], bytes] | None = None,
+        n_handled: Callable[[], int] | None = None,
         index: Index | None = None,
         keep_artefacts: bool = False,
+        ends_with_snapshot: bool = False,
         lock: files.JournalLock | None = None,
     ) -> None:
         if keep_segments is not None and keep_segments < 1:
             raise JournalError(f"keep_segments is {keep_segments!r}; it must be >= 1")
         self.path = Path(path)
         self.dump = dump
+        self._n_handled = n_handled
         self.torn: TornTail | None = None
         """The tail that was cut off when the journal was opened."""
         self.messages: deque[str] = deque(maxlen=MESSAGES_MAX)
         """What went wrong without harm to the journal: a snapshot or an index that could not be written."""
+        self.on_message: Callable[[str], None] | None = None
+        """Told of each message when it arises, on whatever thread that is."""
         self._index = index
         self._is_index_lost = False
         self._segment_bytes = segment_bytes
         self._keep_segments = keep_segments
         self._keep_artefacts = keep_artefacts
-        self._snapshots = SnapshotWriter(self.path, self.messages)
+        self._ends_with_snapshot = ends_with_snapshot
+        self._snapshots = SnapshotWriter(self.path, self.tell)
         self._sequence = 0
         self._at_s = 0.0
         self._n_bytes = 0
@@ -100,6 +110,7 @@ class JournalWriter:
         self._lock = lock if lock is not None else files.JournalLock(self.path)
         try:
             self._open(header)
+            self._n_unjournaled = self._count_unjournaled()
         except BaseException:
             self.close()
             raise
@@ -167,7 +178,7 @@ class JournalWriter:
                 if self._failure is not None:
                     raise
                 # A directory that takes no new file now is no reason to stop: the segment goes on, and we try later.
-                self.messages.append(error.message)
+                self.tell(error.message)
                 self._rotate_at_bytes = self._n_bytes + self._segment_bytes
 
     def sync(self) -> None:
@@ -212,23 +223,56 @@ class JournalWriter:
         self.sync_written()
         is_indexed = self._write_index()
         self._begin_segment(self._number + 1, self.header)
-        if self.dump is not None:
-            self._snapshots.write(self._number, Snapshot.of(self.header, self.dump()))
+        self._take_snapshot()
         if is_indexed:
             self._drop_old_segments()
+        else:
+            prune_snapshots(self.path)
+
+    def _take_snapshot(self) -> None:
+        if self.dump is None:
+            return
+        if self._count_unjournaled() != self._n_unjournaled:
+            self.tell(f"segment {self._number} has no snapshot: the machine has handled events that are not journaled")
+            return
+        try:
+            state = self.dump()
+        except Exception as error:  # the journal is whole without it
+            self.tell(f"segment {self._number} has no snapshot: the machine could not be dumped ({error})")
+        else:
+            self._snapshots.write(self._number, Snapshot.of(self.header, state))
 
     def close(self) -> None:
-        """Write and sync what is pending, wait for the last snapshot, let another writer in."""
+        """Write and sync what is pending, take the last snapshot, let another writer in."""
         try:
             if self._fd >= 0 and self._failure is None:
                 self._write()
                 self.sync_written()
+                self._end_with_snapshot()
         finally:
             self._snapshots.wait()
             with self._fd_lock:
                 self._failure = self._failure or "it is closed"
                 self._retire()
             self._lock.release()
+
+    def _count_unjournaled(self) -> int:
+        return 0 if self._n_handled is None else self._n_handled() - self._sequence
+
+    def _end_with_snapshot(self) -> None:
+        has_entries = self._sequence >= self.header.first_sequence
+        if not (self._ends_with_snapshot and has_entries) or self.dump is None or self._is_single:
+            return
+        try:
+            self.rotate()
+        except JournalError as error:
+            self.tell(f"the journal ends without a snapshot: {error.message}")
+
+    def tell(self, message: str) -> None:
+        """Leave a message for the operator; may be called from any thread."""
+        self.messages.append(message)
+        if self.on_message is not None:
+            self.on_message(message)
 
     def _open(self, header: Header) -> None:
         self._is_single = files.is_single(self.path)
@@ -320,7 +364,7 @@ class JournalWriter:
                 try:
                     index.add(sequence, command.program)
                 except JournalError as error:
-                    self.messages.append(error.message)
+                    self.tell(error.message)
                     self._index, self._is_index_lost = None, True
                     return
 
@@ -330,7 +374,7 @@ class JournalWriter:
             try:
                 self._index.flush(self._sequence)
             except JournalError as error:
-                self.messages.append(error.message)
+                self.tell(error.message)
                 self._index, self._is_index_lost = None, True
         return not self._is_index_lost
 

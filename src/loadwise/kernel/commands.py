@@ -97,7 +97,8 @@ class RecordDecision(_Command, frozen=True, kw_only=True):
     candidates: tuple[CandidateView, ...]
     chosen: ModelId
     reason: str = "policy"
-    """`policy`, `pinned`, `fallback` (another model ran after failures), `selector`, `selector_fallback`."""
+    """`policy`, `pinned`, `fallback` (another model ran after failures), `selector`, `selector_fallback` (the policy
+    chose where the selector did not), `policy_fallback` (a user's policy failed; the cheapest candidate was taken)."""
     slot: int = 0
     """Which learner decided, under the arm `per_slot`."""
 

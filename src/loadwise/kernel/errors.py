@@ -6,16 +6,10 @@
     │   ├── UnknownModel       404
     │   ├── UnknownProgram     404
     │   ├── Conflict           409      a turn of a finished program, a verdict against a recorded one
-    │   ├── BodyTooLarge       413
-    │   ├── Unprocessable      422      a value out of range
-    │   └── HeadersTooLarge    431
+    │   └── Unprocessable      422      a value out of range
     ├── Overloaded             503      carries retry_after_s
-    │   └── RateLimited        429
-    ├── UpstreamError          502      an engine failed
-    │   └── UpstreamTimeout    504
     ├── JournalError                    a journal cannot be read or written
-    │   ├── SchemaMismatch
-    │   └── ParityBroken
+    │   └── SchemaMismatch
     └── LawBroken                       a bug of ours: a law of docs/laws.md does not hold
 
 Expected outcomes (a refused reservation, a held turn) are values, not exceptions.
@@ -60,19 +54,9 @@ class Conflict(CallerError):
     code = "conflict"
 
 
-class BodyTooLarge(CallerError):
-    status = 413
-    code = "body_too_large"
-
-
 class Unprocessable(CallerError):
     status = 422
     code = "out_of_range"
-
-
-class HeadersTooLarge(CallerError):
-    status = 431
-    code = "headers_too_large"
 
 
 class Overloaded(Error):
@@ -86,31 +70,12 @@ class Overloaded(Error):
         self.retry_after_s = retry_after_s
 
 
-class RateLimited(Overloaded):
-    status = 429
-    code = "rate_limited"
-
-
-class UpstreamError(Error):
-    status = 502
-    code = "upstream_error"
-
-
-class UpstreamTimeout(UpstreamError):
-    status = 504
-    code = "upstream_timeout"
-
-
 class JournalError(Error):
     code = "journal_error"
 
 
 class SchemaMismatch(JournalError):
     code = "schema_mismatch"
-
-
-class ParityBroken(JournalError):
-    code = "parity_broken"
 
 
 class LawBroken(Error):

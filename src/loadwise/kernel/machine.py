@@ -1,8 +1,9 @@
 """What a machine is: synchronous, without clock, socket, task or global randomness."""
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
-from .commands import Command
+from .commands import Command, RecordDecision
 from .events import Event
 
 
@@ -27,4 +28,17 @@ class Machine(Protocol):
 
     def load(self, state: bytes) -> None:
         """Replace the state by a dumped one."""
+        ...
+
+
+@runtime_checkable
+class Follower(Protocol):
+    """A machine that can decide as it was recorded.
+
+    A journal that is recovered by later software, or under another linear algebra, must not choose anew what was
+    carried out long ago.
+    """
+
+    def follow(self, decisions: Sequence[RecordDecision]) -> None:
+        """Decide in the next event as it was recorded, where that is possible; said before each event, or never."""
         ...

@@ -1,14 +1,16 @@
 """Machines wired by one table; itself a machine, and the only thing a host drives."""
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from .commands import Command
+from .commands import Command, RecordDecision
 from .errors import LawBroken
 from .events import Event
-from .machine import Machine
+from .machine import Follower, Machine
+
+INSTANTS_S = 2.0**63
+"""Instants are below it: later ones, in whole seconds, fit into no dump."""
 
 
 class Stack:
@@ -31,13 +33,20 @@ class Stack:
         """Take one event; the host then carries out the commands in order.
 
         Raises:
-            LawBroken: L3, the event is earlier than the one before it, or its instant is not a number or infinite.
+            LawBroken: L3, the event is earlier than the one before it, or its instant is not a number or beyond
+                `INSTANTS_S`.
         """
-        if not self.now_s <= event.at_s < math.inf:
+        if not self.now_s <= event.at_s < INSTANTS_S:
             raise LawBroken("L3", f"{type(event).__name__} at {event.at_s!r} s follows an event at {self.now_s!r} s")
         self.now_s = event.at_s
         self.n_events += 1
         return self._handle_by_event[type(event)](event)
+
+    def follow(self, decisions: Sequence[RecordDecision]) -> None:
+        """Let every machine decide in the next event as it was recorded."""
+        for machine in self.machine_by_name.values():
+            if isinstance(machine, Follower):
+                machine.follow(decisions)
 
     def check(self) -> None:
         """Check every machine's laws."""

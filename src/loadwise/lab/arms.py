@@ -11,7 +11,7 @@ from loadwise.policy.context import ContextSpec
 from loadwise.policy.fixed import RoundRobin
 from loadwise.policy.registry import PolicySpec, make_policy, policy_names
 from loadwise.policy.stateless import Stateless
-from loadwise.settings import parse_config, preset_names
+from loadwise.settings import import_class, parse_config, preset_names
 
 from .offline import OFFLINE
 
@@ -32,7 +32,7 @@ class Arm(NamedTuple):
         assert spec is not None
         if spec.name == "pacer":
             spec = PolicySpec(name=spec.name, options={"prices_usd": dict(price_by_model), **spec.options})
-        return make_policy(spec, context)
+        return make_policy(spec, context, import_class)
 
 
 def is_static(policy: Policy) -> bool:
@@ -59,7 +59,7 @@ def make_arms(names: Sequence[str] | None, models: Sequence[str]) -> list[Arm]:
         if labels.count(label) > 1:
             raise ConfigError(f"policy {label!r} is asked for twice")
     for spec in (arm.spec for arm in arms if arm.spec is not None):
-        make_policy(spec)  # so that a wrong name ends the run before its first replay
+        make_policy(spec, resolve=import_class)  # so that a wrong name ends the run before its first replay
     return arms
 
 

@@ -9,6 +9,8 @@ ever. Requests per minute stay spent for 60 s after they were granted, released 
 References: ORACLE, appendix B.2 (reservation bound of 85 %, release when the program's last call returns).
 """
 
+from bisect import bisect_right
+
 import msgspec
 
 from loadwise.kernel.errors import LawBroken
@@ -78,6 +80,7 @@ class Ledger:
         account.amount_by_key[key] = amount
         account.reserved += amount
         if account.unit is CapacityUnit.REQUESTS_PER_MINUTE:
+            del account.granted_at_s[: len(account.granted_at_s) - self._n_granted(account, at_s)]
             account.granted_at_s.append(at_s)
         return True
 
@@ -85,8 +88,7 @@ class Ledger:
         """Whether `reserve` would grant `amount` now."""
         account = self.account_by_backend[backend_id]
         if account.unit is CapacityUnit.REQUESTS_PER_MINUTE:
-            self._forget_spent(account, at_s)
-            return len(account.granted_at_s) + amount <= account.capacity
+            return self._n_granted(account, at_s) + amount <= account.capacity
         return not account.amount_by_key or account.reserved + amount <= self.limit(backend_id)
 
     def limit(self, backend_id: str) -> int:
@@ -123,8 +125,7 @@ class Ledger:
         """Capacity minus what is reserved (law L4); negative when what runs has outgrown it."""
         account = self.account_by_backend[backend_id]
         if account.unit is CapacityUnit.REQUESTS_PER_MINUTE:
-            self._forget_spent(account, at_s)
-            return account.capacity - len(account.granted_at_s)
+            return account.capacity - self._n_granted(account, at_s)
         return account.capacity - account.reserved
 
     def headroom_ratio(self, backend_id: str, *, at_s: float) -> float:
@@ -138,8 +139,8 @@ class Ledger:
         account = self.account_by_backend[backend_id]
         if account.unit is not CapacityUnit.REQUESTS_PER_MINUTE:
             return None
-        self._forget_spent(account, at_s)
-        return account.granted_at_s[0] + RATE_WINDOW_S if account.granted_at_s else None
+        n_granted = self._n_granted(account, at_s)
+        return account.granted_at_s[-n_granted] + RATE_WINDOW_S if n_granted else None
 
     def check(self) -> None:
         """Raise `LawBroken` where an account does not add up (law L4)."""
@@ -151,9 +152,7 @@ class Ledger:
                 raise LawBroken("L4", f"backend {backend_id!r} holds a negative reservation")
 
     @staticmethod
-    def _forget_spent(account: Account, at_s: float) -> None:
+    def _n_granted(account: Account, at_s: float) -> int:
+        """Grants within the window that ends at `at_s`; looks only."""
         granted = account.granted_at_s
-        n_spent = 0
-        while n_spent < len(granted) and granted[n_spent] + RATE_WINDOW_S <= at_s:
-            n_spent += 1
-        del granted[:n_spent]
+        return len(granted) - bisect_right(granted, at_s, key=lambda granted_at_s: granted_at_s + RATE_WINDOW_S)

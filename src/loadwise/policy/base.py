@@ -61,6 +61,8 @@ class Choice(Fact, frozen=True, kw_only=True):
     means: tuple[float, ...] = ()
     widths: tuple[float, ...] = ()
     propensities: tuple[float, ...] | None = None
+    is_fallback: bool = False
+    """The policy failed; `guarded.fall_back` chose instead."""
 
 
 class Feedback(Fact, frozen=True, kw_only=True):

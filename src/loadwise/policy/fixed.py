@@ -17,16 +17,16 @@ from .stateless import Stateless
 class FixedOptions(Fact, frozen=True, kw_only=True):
     """Configuration of `Fixed`."""
 
-    candidate: str
-    """Name of the candidate to choose always."""
+    candidate: str | None = None
+    """Name of the candidate to choose always; the cheapest where absent."""
 
     def __post_init__(self) -> None:
-        if not self.candidate:
+        if self.candidate == "":
             raise ConfigError("policy 'fixed': candidate is ''; it must name a candidate")
 
 
 class Fixed(Stateless):
-    """Always the same candidate: a = candidate.
+    """Always the same candidate: a = candidate, or the cheapest where none is named.
 
     Where that candidate is not permitted (down, draining, removed) the cheapest permitted one takes its place: a pool
     that loses a backend keeps answering.
@@ -48,7 +48,7 @@ class Fixed(Stateless):
     reads: tuple[str, ...] = ("price_usd",)
     is_deterministic = True
 
-    def __init__(self, options: FixedOptions) -> None:
+    def __init__(self, options: FixedOptions = FixedOptions()) -> None:  # noqa: B008 - frozen
         self._candidate = options.candidate
 
     def _configuration(self) -> Mapping[str, Any]:
@@ -90,14 +90,15 @@ class Random(Stateless):
 class MixingOptions(Fact, frozen=True, kw_only=True):
     """Configuration of `Mixing`."""
 
-    weights: dict[str, float]
-    """Probability of each candidate by name, each in [0, 1]; normalised over the candidates that are present."""
+    weights: dict[str, float] = {}
+    """Probability of each candidate by name, each in [0, 1]; normalised over the candidates that are present. None at
+    all makes all candidates equally likely."""
 
     def __post_init__(self) -> None:
         for name, weight in self.weights.items():
             if not (math.isfinite(weight) and 0.0 <= weight <= 1.0):
                 raise ConfigError(f"policy 'mixing': weights[{name!r}] is {weight!r}; it must be in [0, 1]")
-        if not sum(self.weights.values()) > 0.0:
+        if self.weights and not sum(self.weights.values()) > 0.0:
             raise ConfigError(f"policy 'mixing': weights are {self.weights!r}; at least one must be > 0")
 
 
@@ -124,7 +125,7 @@ class Mixing(Stateless):
     reads: tuple[str, ...] = ()
     is_deterministic = False
 
-    def __init__(self, options: MixingOptions) -> None:
+    def __init__(self, options: MixingOptions = MixingOptions()) -> None:  # noqa: B008 - frozen
         self._weight_by_name = dict(options.weights)
 
     def _configuration(self) -> Mapping[str, Any]:

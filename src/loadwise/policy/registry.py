@@ -4,12 +4,14 @@ To add a policy: write its class beside the others, add one line to `_ENTRIES`, 
 suite of `policy.checks` over it. A user's class joins by `register`, or by its dotted path in the configuration:
 
     router: {policy: {name: "my_package.my_module:MyPolicy", options: {alpha: 2}}}
+
+This room imports nothing for anybody: whoever may import hands `make_policy` a resolver (`loadwise.settings`). A path
+in a journal that somebody sent must not run his code.
 """
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -28,6 +30,10 @@ from .pacer import Pacer, PacerOptions
 
 _ATTRIBUTES = ("name", "reads", "is_deterministic")
 _METHODS = ("choose", "propensities", "observe", "learn", "undo", "dump", "load")
+
+
+Resolve = Callable[[str], Any]
+"""From `package.module:Class` to what is there; raises ConfigError where it is not, or may not be imported."""
 
 
 class PolicySpec(Fact, frozen=True, kw_only=True):
@@ -94,7 +100,7 @@ def unregister(name: str) -> None:
     _ENTRIES.pop(name, None)
 
 
-def make_policy(spec: PolicySpec, context: ContextSpec | None = None) -> Policy:
+def make_policy(spec: PolicySpec, context: ContextSpec | None = None, resolve: Resolve | None = None) -> Policy:
     """A fresh policy of the configuration.
 
     >>> make_policy(PolicySpec(name="linucb", options={"alpha": 0.3})).is_deterministic
@@ -106,11 +112,12 @@ def make_policy(spec: PolicySpec, context: ContextSpec | None = None) -> Policy:
 
     Args:
         context: where given, policies that learn on contexts are bound to its length and version.
+        resolve: loads users' classes; without it a dotted path is refused.
 
     Raises:
         ConfigError: unknown name, unknown or wrong option, or a user's class that cannot be loaded or lacks a method.
     """
-    entry = _entry(spec.name)
+    entry = _entry(spec.name, resolve)
     options = dict(spec.options)
     if entry.options is None:
         policy = _call(spec.name, entry.factory, options)
@@ -139,30 +146,33 @@ def named_candidates(spec: PolicySpec) -> tuple[str, ...]:
     return tuple(sorted(weights)) if isinstance(weights, Mapping) else ()
 
 
-def _entry(name: str) -> Entry:
+def is_path(name: str) -> bool:
+    """Whether a policy's name is the dotted path of a user's class."""
+    return ":" in name
+
+
+def _entry(name: str, resolve: Resolve | None) -> Entry:
     entry = _ENTRIES.get(name)
     if entry is not None:
         return entry
-    if ":" in name:
-        return Entry(_load(name), None)
+    if is_path(name):
+        return Entry(_load(name, resolve), None)
     raise ConfigError(
         f"unknown policy {name!r}; known are {', '.join(policy_names())}, or a class of yours as 'package.module:Class'"
     )
 
 
-def _load(path: str) -> Callable[..., Policy]:
-    module_name, _, class_name = path.partition(":")
-    if not all(part.isidentifier() for part in (*module_name.split("."), *class_name.split("."))):
-        raise ConfigError(f"policy {path!r} is not of the form 'package.module:Class'")
-    try:
-        found: Any = importlib.import_module(module_name)
-        for part in class_name.split("."):
-            found = getattr(found, part)
-    except (ImportError, SyntaxError, AttributeError) as error:
-        raise ConfigError(f"policy {path!r} cannot be loaded: {error}") from error
-    if not callable(found):
-        raise ConfigError(f"policy {path!r} is {type(found).__name__!r}, not a class or function")
-    return cast(Callable[..., Policy], found)
+def _load(path: str, resolve: Resolve | None) -> Callable[..., Policy]:
+    """The class at a path, and no other thing: it is looked at before it is called, for a call may do anything."""
+    if resolve is None:
+        raise ConfigError(f"policy {path!r} is a class outside loadwise, and importing one is not allowed here")
+    found = resolve(path)
+    if not isinstance(found, type):
+        raise ConfigError(f"policy {path!r} is {type(found).__name__!r}, not a class")
+    missing = [method for method in _METHODS if not callable(getattr(found, method, None))]
+    if missing:
+        raise ConfigError(f"policy {path!r} lacks {', '.join(missing)}; the contract is loadwise.policy.base.Policy")
+    return found
 
 
 def _options(name: str, kind: type[Fact], options: Mapping[str, Any]) -> Fact:
@@ -187,7 +197,7 @@ def _call(name: str, factory: Callable[..., Policy], options: Mapping[str, Any])
         if signature is not None:
             signature.bind(**options)
         return factory(**options)
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # a user's class may raise anything
         shown = f"; it is called as {name}{signature}" if signature is not None else ""
         raise ConfigError(f"policy {name!r} refuses options {dict(options)!r}: {error}{shown}") from error
 

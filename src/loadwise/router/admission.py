@@ -16,7 +16,8 @@ from loadwise.kernel.streams import Streams
 from loadwise.ledger.demand import Demand
 from loadwise.ledger.ledger import Ledger
 from loadwise.policy.base import Candidate, Context, Policy
-from loadwise.policy.registry import make_policy
+from loadwise.policy.guarded import Report, guarded
+from loadwise.policy.registry import Resolve, make_policy
 
 from .backends import Backends
 from .config import RouterConfig
@@ -32,11 +33,18 @@ class Admission:
     Whatever gives something back notes the model in `Backends.roomy`, so that no caller can forget who waits for it.
     """
 
-    def __init__(self, config: RouterConfig, backends: Backends, streams: Streams) -> None:
+    def __init__(
+        self,
+        config: RouterConfig,
+        backends: Backends,
+        streams: Streams,
+        resolve: Resolve | None,
+        report: Report,
+    ) -> None:
         self._config = config
         self._backends = backends
         self._streams = streams
-        self.replica_policy: Policy = make_policy(config.replica_policy)
+        self.replica_policy: Policy = guarded(make_policy(config.replica_policy, resolve=resolve), report)
         self.ledger = Ledger(config.admission_ratio)
         self.demand_by_model: dict[ModelId, Demand] = {}
         self.order_by_model: dict[ModelId, FifoOrder] = {}
@@ -60,7 +68,8 @@ class Admission:
 
     def admit(self, turn: Turn, program: Program, at_s: float) -> BackendId | None:
         """Cover the turn by a reservation and say where it runs, or change nothing and say None."""
-        if self._may_stay(turn, program, at_s):
+        if self.may_stay(turn, program, at_s):
+            self._grow(program, turn)
             return program.backend_id
         for backend_id in self._replicas(turn, program, at_s):
             if self._reserve(turn, program, backend_id, at_s):
@@ -69,7 +78,7 @@ class Admission:
 
     def fits(self, turn: Turn, program: Program, at_s: float) -> bool:
         """Whether `admit` would admit the turn now; changes nothing."""
-        if self._may_stay(turn, program, at_s):
+        if self.may_stay(turn, program, at_s):
             return True
         return any(
             self._is_at_home(turn, program, b) or self.ledger.fits(b, self._amount(turn, program, b), at_s=at_s)
@@ -81,7 +90,7 @@ class Admission:
         assert turn.model is not None
         return [b for b in self._backends.usable(turn.model, at_s) if b not in turn.tried]
 
-    def _may_stay(self, turn: Turn, program: Program, at_s: float) -> bool:
+    def may_stay(self, turn: Turn, program: Program, at_s: float) -> bool:
         """Whether the program's own reservation covers the turn where it is."""
         if turn.is_side or not program.is_reserved or program.backend_id in turn.tried:
             return False
@@ -93,6 +102,7 @@ class Admission:
 
     def _reserve(self, turn: Turn, program: Program, backend_id: BackendId, at_s: float) -> bool:
         if self._is_at_home(turn, program, backend_id):
+            self._grow(program, turn)
             return True
         is_leaving = program.is_reserved and not turn.is_side and program.n_covered == 0
         is_bound_elsewhere = program.is_reserved and not is_leaving
@@ -113,13 +123,16 @@ class Admission:
         return True
 
     def _amount(self, turn: Turn, program: Program, backend_id: BackendId) -> int:
-        """What covers the turn: reserve(p) = max(tokens of p, expected tokens of its model) (ORACLE, B.2)."""
+        """What covers the turn: reserve(p) = max(tokens of p, expected tokens of its model) (ORACLE, B.2).
+
+        The tokens of p are those of its context as last counted, or of the prompt at hand with what it may answer.
+        """
         if self.ledger.unit(backend_id) is not CapacityUnit.KV_TOKENS:
             return 1
         if turn.is_side:
-            return turn.prompt_tokens
+            return turn.needed_tokens
         assert turn.model is not None
-        return max(program.context_tokens, turn.prompt_tokens, self.demand_by_model[turn.model].expected_tokens)
+        return max(program.context_tokens, turn.needed_tokens, self.demand_by_model[turn.model].expected_tokens)
 
     def _replicas(self, turn: Turn, program: Program, at_s: float) -> list[BackendId]:
         """Backends that may take the turn: where its prefix may still be, the policy's choice, then by headroom.
@@ -155,14 +168,21 @@ class Admission:
 
     # --- what is held back, and given back ---
 
-    def follow(self, program: Program) -> None:
-        """Let the reservation follow the program's context."""
-        if not program.is_reserved:
-            return
+    def _grow(self, program: Program, turn: Turn) -> None:
+        """Let the program's reservation grow to what a turn needs; it may pass the limit, and then admission stops."""
+        backend_id = program.backend_id
+        assert backend_id is not None
+        account = self.ledger.account_by_backend[backend_id]
+        if account.unit is CapacityUnit.KV_TOKENS and turn.needed_tokens > account.amount_by_key[program.program_id]:
+            self.ledger.extend(program.program_id, backend_id, turn.needed_tokens)
+
+    def follow(self, program: Program, running_tokens: int) -> None:
+        """Let the reservation of a program follow its context, and what runs under it."""
         assert program.model is not None and program.backend_id is not None
         if self.ledger.unit(program.backend_id) is not CapacityUnit.KV_TOKENS:
             return
-        amount = max(program.context_tokens, self.demand_by_model[program.model].expected_tokens)
+        expected_tokens = self.demand_by_model[program.model].expected_tokens
+        amount = max(program.context_tokens, expected_tokens, running_tokens)
         if self.ledger.extend(program.program_id, program.backend_id, amount) < 0:
             self._backends.stir(program.backend_id)
 
@@ -225,6 +245,9 @@ class Admission:
                 continue  # just loaded under another pool file: the next event looks at it first
             if head is not None and self.fits(turns[head], programs[turns[head].program_id], at_s):
                 raise LawBroken("L9", f"turn {head} is held for {model_id!r} although it fits")
+            for turn_id in order:
+                if self.may_stay(turns[turn_id], programs[turns[turn_id].program_id], at_s):
+                    raise LawBroken("L9", f"turn {turn_id} is held although its program has its place on {model_id!r}")
         n_held = sum(len(order) for order in self.order_by_model.values())
         if not self.n_held == n_held == sum(turn.is_held for turn in turns.values()):
             raise LawBroken("L15", f"{self.n_held} turns counted as held, {n_held} in order")
@@ -244,5 +267,9 @@ class Admission:
         if turn.has_own_reservation and self.ledger.holds(turn.key, str(turn.backend_id)):
             return
         if program.is_reserved and program.backend_id == turn.backend_id and not turn.is_side:
-            return
+            account = self.ledger.account_by_backend[str(turn.backend_id)]
+            amount = account.amount_by_key[program.program_id]
+            if account.unit is not CapacityUnit.KV_TOKENS or amount >= turn.needed_tokens:
+                return
+            raise LawBroken("L5", f"turn {turn.turn_id} needs {turn.needed_tokens} tokens under {amount} reserved")
         raise LawBroken("L5", f"turn {turn.turn_id} runs on {turn.backend_id!r} without a reservation")

@@ -14,9 +14,9 @@ from .binding import Binding
 from .desk import Desk
 from .dispatching import Dispatching
 from .ending import Ending
-from .failure import Failure, overloaded, program_finished, unknown_model
+from .failure import Failure, model_removed, overloaded, program_finished, unknown_model
 from .lifecycle import EXTERNAL, Lifecycle
-from .program import Program, Turn, clamped_tokens
+from .program import Program, Turn, clamped_tokens, needed_tokens
 
 
 class Arriving:
@@ -47,17 +47,30 @@ class Arriving:
         else:
             self._next_turn(program, event)
 
+    def refuse_unwritable(self, event: e.TurnArrived) -> None:
+        """Turn away a model call that says something which cannot be written down."""
+        desk = self._desk
+        if event.turn_id in desk.turns:
+            desk.counts.malformed += 1
+            return
+        desk.counts.arrived += 1
+        text = "the request has text that is not Unicode, or a number beyond 64 bits"
+        refusal = Failure(status=400, code="invalid_request", message=text)
+        if not _is_program_id(event.program_id):
+            refusal = _invalid_program_id(event.program_id)
+        self._ending.refuse(event, refusal)
+
     def _refusal(self, event: e.TurnArrived, program: Program | None) -> Failure | None:
         desk = self._desk
         if program is None and not _is_program_id(event.program_id):
-            text = (
-                f"a program id has 1 to {PROGRAM_ID_MAX_CHARS} printable characters; this has {len(event.program_id)}"
-            )
-            return Failure(status=400, code="invalid_program_id", message=text)
+            return _invalid_program_id(event.program_id)
         if program is not None and not program.is_open:
             return program_finished(program.program_id, program.state)
-        if event.model != e.AUTO and event.model not in desk.backends.model_by_id:
-            return unknown_model(event.model, (e.AUTO, *desk.backends.model_by_id))
+        if event.model != e.AUTO:
+            if not desk.backends.all_of(ModelId(event.model)):
+                return unknown_model(event.model, (e.AUTO, *filter(desk.backends.all_of, desk.backends.model_by_id)))
+        elif program is not None and program.model is not None and not desk.backends.all_of(program.model):
+            return model_removed(program.program_id, program.model)
         if len(desk.turns) >= desk.config.turns_max:
             return overloaded("too_many_turns", f"{desk.config.turns_max} turns are open, which is the limit")
         if program is None and not self._make_room():
@@ -126,6 +139,7 @@ class Arriving:
             model=pinned_model if is_side else program.model,
             is_side=is_side,
             prompt_tokens=clamped_tokens(event.prompt_tokens),
+            needed_tokens=needed_tokens(event.prompt_tokens, event.max_output_tokens),
             is_final=event.is_final,
             priority=event.priority,
         )
@@ -145,3 +159,8 @@ class Arriving:
 
 def _is_program_id(program_id: str) -> bool:
     return 1 <= len(program_id) <= PROGRAM_ID_MAX_CHARS and program_id.isprintable()
+
+
+def _invalid_program_id(program_id: str) -> Failure:
+    text = f"a program id has 1 to {PROGRAM_ID_MAX_CHARS} printable characters; this has {len(program_id)}"
+    return Failure(status=400, code="invalid_program_id", message=text)

@@ -14,9 +14,9 @@ from .binding import Binding
 from .desk import Desk
 from .dispatching import Dispatching
 from .ending import Ending
-from .failure import UNREACHABLE, UNRESPONSIVE, explain, may_retry, patience_s
+from .failure import UNREACHABLE, explain, is_fault, may_retry, patience_s
 from .lifecycle import Lifecycle
-from .program import Program, Turn, clamped_tokens
+from .program import CalledOff, Program, Turn, clamped_tokens, estimated_usage, usage_can_be_true
 
 
 class Attempts:
@@ -36,7 +36,8 @@ class Attempts:
         desk = self._desk
         turn = desk.turns.get(event.turn_id)
         if turn is None or turn.backend_id is None or turn.attempt != event.attempt:
-            desk.counts.stale += 1
+            if not self._charge_called_off(event):
+                desk.counts.stale += 1
             return
         program = desk.table.by_id[turn.program_id]
         if event.outcome is AttemptOutcome.COMPLETED:
@@ -54,15 +55,17 @@ class Attempts:
 
     def _complete(self, turn: Turn, program: Program, event: e.AttemptEnded) -> None:
         desk = self._desk
-        assert turn.backend_id is not None
-        desk.backends.note_success(turn.backend_id)
+        backend_id = turn.backend_id
+        assert backend_id is not None
+        desk.backends.note_success(backend_id)
         self._ending.lift(turn, program)
-        context_tokens = self._count_tokens(program, turn, event.usage)
+        context_tokens = self._charge(program, turn, backend_id, event.usage)
         program.n_turns += 1
-        if not turn.is_side:
+        if turn.is_side:
+            program.n_side_turns += 1
+        else:
             program.context_tokens = context_tokens
             program.peak_tokens = max(program.peak_tokens, context_tokens)
-            desk.admission.follow(program)
         self._ending.close_turn(turn, program)
         desk.counts.completed += 1
         if turn.is_final:
@@ -70,37 +73,59 @@ class Attempts:
 
     def _fail(self, turn: Turn, program: Program, backend_id: BackendId, event: e.AttemptEnded) -> None:
         self._ending.lift(turn, program)
-        self._blame(backend_id, event)
+        self._blame(program, backend_id, event)
         if event.outcome is AttemptOutcome.CANCELLED:
-            self._count_tokens(program, turn, event.usage)
+            self._charge(program, turn, backend_id, event.usage)
             self._ending.end_turn(turn, TurnOutcome.CANCELLED, None)
         elif not self._retry(turn, program, backend_id, event):
-            self._count_tokens(program, turn, event.usage)
+            self._charge(program, turn, backend_id, event.usage)
             self._ending.end_turn(turn, TurnOutcome.FAILED, explain(event, backend_id))
 
-    def _count_tokens(self, program: Program, turn: Turn, usage: Usage) -> int:
+    def _charge_called_off(self, event: e.AttemptEnded) -> bool:
+        """An attempt that was taken back has ended: its program is charged, if it is still remembered."""
+        called_off = self._desk.called_off.get(event.turn_id)
+        if called_off is None or called_off.attempt != event.attempt:
+            return False
+        del self._desk.called_off[event.turn_id]
+        program = self._desk.table.by_id.get(called_off.program_id)
+        if program is None or program.arrived_at_s != called_off.arrived_at_s:
+            return False
+        self._charge(program, called_off, called_off.backend_id, event.usage)
+        return True
+
+    def _charge(self, program: Program, turn: Turn | CalledOff, backend_id: BackendId | None, usage: Usage) -> int:
         """Add what the engine counted to the program. Returns the length of the context, in tokens."""
-        prompt_tokens = clamped_tokens(usage.prompt_tokens if usage.is_exact else turn.prompt_tokens)
+        assert turn.model is not None
+        prompt_tokens = usage.prompt_tokens if usage.is_exact else turn.prompt_tokens
+        if usage.is_exact:
+            limit_tokens = self._desk.backends.tokens_max(turn.model, backend_id)
+            if not usage_can_be_true(usage, limit_tokens):
+                self._desk.counts.malformed += 1
+                usage = estimated_usage(turn, usage, limit_tokens)
+                prompt_tokens = usage.prompt_tokens
+        prompt_tokens = clamped_tokens(prompt_tokens)
         completion_tokens = clamped_tokens(usage.completion_tokens)
         cached_tokens = min(clamped_tokens(usage.cached_tokens), prompt_tokens)
         program.prompt_tokens += prompt_tokens
         program.completion_tokens += completion_tokens
         program.cached_tokens += cached_tokens
-        assert turn.model is not None
         price = self._desk.backends.price(turn.model)
         program.cost_usd += price_usd(price, prompt_tokens, completion_tokens, cached_tokens)
         return prompt_tokens + completion_tokens
 
-    def _blame(self, backend_id: BackendId, event: e.AttemptEnded) -> None:
-        """Take a backend down that did not answer; leave one alone that asked for it."""
+    def _blame(self, program: Program, backend_id: BackendId, event: e.AttemptEnded) -> None:
+        """Take a backend down that fails its calls; leave one alone that asked for it."""
         desk = self._desk
-        if event.outcome in UNREACHABLE or (event.outcome in UNRESPONSIVE and event.first_byte_at_s is None):
+        if is_fault(event):
             is_unreachable = event.outcome in UNREACHABLE
-            again_at_s = desk.backends.note_failure(backend_id, desk.now_s, is_unreachable=is_unreachable)
+            again_at_s = desk.backends.note_failure(
+                backend_id, desk.now_s, is_unreachable=is_unreachable, program_id=program.program_id
+            )
             if again_at_s is not None:
                 desk.agenda.schedule(f"retry:{backend_id}", again_at_s)
         elif event.outcome is AttemptOutcome.STATUS:
-            desk.backends.note_success(backend_id)
+            if event.status < 500:
+                desk.backends.note_success(backend_id)
             asked_s = patience_s(event)
             if asked_s is not None:
                 quiet_until_s = desk.backends.keep_quiet(backend_id, desk.now_s + asked_s)
@@ -108,9 +133,16 @@ class Attempts:
 
     def _retry(self, turn: Turn, program: Program, backend_id: BackendId, event: e.AttemptEnded) -> bool:
         """Try again, invisibly to the client. False where there is no way left."""
-        desk = self._desk
-        if not may_retry(event) or turn.attempt >= desk.config.attempts_max:
+        if not may_retry(event):
             return False
+        n_attempts = turn.attempt - turn.n_attempts_before
+        if n_attempts < self._desk.config.attempts_max and self._retry_model(turn, program, backend_id, event):
+            return True
+        return self._fall_back(turn, program)
+
+    def _retry_model(self, turn: Turn, program: Program, backend_id: BackendId, event: e.AttemptEnded) -> bool:
+        """Try the same model again: now, or when a replica has room."""
+        desk = self._desk
         n_tried_here = turn.tried.count(backend_id)
         turn.tried.append(backend_id)
         if self._dispatching.try_dispatch(turn, program):
@@ -124,9 +156,8 @@ class Attempts:
             turn.tried.remove(backend_id)
             is_dispatched = self._dispatching.try_dispatch(turn, program)
             turn.tried.append(backend_id)
-            if is_dispatched:
-                return True
-        return self._fall_back(turn, program)
+            return is_dispatched
+        return False
 
     def _fall_back(self, turn: Turn, program: Program) -> bool:
         """Bind a program that has had no answer yet to another model."""
@@ -136,13 +167,14 @@ class Attempts:
         assert program.model is not None
         tried_models = frozenset({*program.tried_models, program.model})
         models = desk.routing.models(desk.now_s, tried_models)
-        if not models:
+        if not models or len(program.tried_models) >= desk.config.fallbacks_max:
             return False
         program.tried_models.append(program.model)
         slot = desk.credit.slot(program.decision_id)
-        desk.credit.undo(program.decision_id)
+        self._ending.undo(program)
         desk.admission.release_program(program)
         turn.tried.clear()
+        turn.n_attempts_before = turn.attempt
         program.backend_id = None
         program.move(ProgramState.ARRIVED)
         self._binding.decide(program, models, slot=slot, reason="fallback")

@@ -1,4 +1,4 @@
-"""A program gets its model: at the gate, by the user's selector or the policy, once, at its first turn.
+"""A program gets its model: paced by the feedback arm, by the user's selector or the policy, once, at its first turn.
 
 The decision is written down and pending before anything follows from it. A program that was bound keeps its model,
 unless that model failed before its first answer (`attempts`).
@@ -32,16 +32,16 @@ class Binding:
         self.decide(program, [model_id], reason="pinned", named=model_id)
 
     def bind(self, program: Program) -> None:
-        """Let the program through the gate, or let its turns wait there."""
-        slot = self._desk.gate.enter(program.program_id)
+        """Let the program start, or let its turns wait until it may."""
+        slot = self._desk.pacing.enter(program.program_id)
         if slot is None:
             self._wait(program)
         else:
             self._route(program, slot)
 
     def start_next(self) -> bool:
-        """Route the first program waiting at the gate, if it may start now."""
-        started = self._desk.gate.next()
+        """Route the first program whose start is paced, if it may start now."""
+        started = self._desk.pacing.next()
         if started is None:
             return False
         program_id, slot = started
@@ -53,7 +53,7 @@ class Binding:
             self._dispatching.wait(self._desk.turns[turn_id])
 
     def _route(self, program: Program, slot: int) -> None:
-        models = self._desk.routing.models(self._desk.now_s)
+        models = self._desk.routing.models_for_new(self._desk.now_s)
         if not models:
             self._ending.fail_program(program, nobody_usable("any model"))
         elif self._desk.config.selector is None:
@@ -90,8 +90,8 @@ class Binding:
         desk.agenda.cancel(f"selector:{event.decision_id}")
         program = desk.table.by_id[program_id]
         program.asked_decision_id = None
-        models = desk.routing.models(desk.now_s)
-        slot = desk.gate.slot_by_program.get(program.program_id, 0)
+        models = desk.routing.models_for_new(desk.now_s)
+        slot = desk.pacing.slot_by_program.get(program.program_id, 0)
         if not models:
             self._ending.fail_program(program, nobody_usable("any model"))
             return

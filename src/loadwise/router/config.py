@@ -10,6 +10,8 @@ from loadwise.policy.registry import PolicySpec
 from loadwise.policy.reward import RewardSpec
 
 COUNT_MAX = 10**9
+MODELS_MAX = 256
+"""Models of a pool; a learner remembers no more."""
 
 FeedbackArm = Literal["delayed", "batch_sync", "per_slot", "sequential"]
 
@@ -124,6 +126,9 @@ class RouterConfig(Fact, frozen=True, kw_only=True):
     held_max: int = 10_000
     """Turns held at once over all models."""
     attempts_max: int = 3
+    """Attempts of a turn on one model."""
+    fallbacks_max: int = 2
+    """Other models that a program may be moved to before its first answer."""
     idle_s: float = 900.0
     """A program without a turn for so long has ended."""
     park_s: float = 120.0
@@ -159,6 +164,8 @@ class RouterConfig(Fact, frozen=True, kw_only=True):
             _positive("router", budget_s=self.budget_s)
         if not (math.isfinite(self.admission_ratio) and 0.0 < self.admission_ratio <= 1.0):
             raise ConfigError(f"router.admission_ratio is {self.admission_ratio!r}; it must be in (0, 1]")
+        if not 0 <= self.fallbacks_max <= MODELS_MAX:
+            raise ConfigError(f"router.fallbacks_max is {self.fallbacks_max!r}; it must be >= 0 and <= {MODELS_MAX}")
         for name in (
             "expected_tokens",
             "held_max",

@@ -21,6 +21,8 @@ class Counts(msgspec.Struct, kw_only=True):
     """Events about something that was already over."""
     malformed: int = 0
     """Events, or parts of them, that could not be true and changed nothing."""
+    policy_errors: int = 0
+    """Calls of a user's policy class that raised, or answered nonsense."""
     verdicts_stale: int = 0
     verdicts_late: int = 0
     verdicts_abstained: int = 0

@@ -6,15 +6,18 @@ pending decision keeps the context it was made in, because credit belongs to tha
 
 import hashlib
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 import numpy as np
 
+from loadwise.kernel.errors import SchemaMismatch
 from loadwise.kernel.fact import Fact
 from loadwise.kernel.ids import DecisionId, ModelId, ProgramId
 from loadwise.kernel.streams import Generator, Streams
 from loadwise.policy.base import Candidate, Choice, Context, Feedback, Policy, Vector
-from loadwise.policy.registry import PolicySpec, make_policy
+from loadwise.policy.guarded import Guarded, Report, guarded
+from loadwise.policy.registry import PolicySpec, Resolve, make_policy
 from loadwise.policy.ridge import REWARD_MAX
 
 from .config import RouterConfig
@@ -62,11 +65,12 @@ class CreditState(Fact, frozen=True, kw_only=True):
 class Credit:
     """The learners and the decisions they wait for."""
 
-    def __init__(self, config: RouterConfig, streams: Streams) -> None:
+    def __init__(self, config: RouterConfig, streams: Streams, resolve: Resolve | None, report: Report) -> None:
         self._reward = config.reward
         self._streams = streams
         n_learners = config.feedback.size if config.feedback.arm == "per_slot" else 1
-        self.learners: list[Policy] = [make_policy(config.policy, config.context) for _ in range(n_learners)]
+        self._make_learners = partial(_learners, n_learners, config, resolve, report)
+        self.learners = self._make_learners()
         self.version = f"{config.policy.name}-{_digest(config.policy)}/{config.context.version}"
         self.pending_by_decision: dict[DecisionId, Pending] = {}
         self.n_landed = 0
@@ -114,7 +118,7 @@ class Credit:
             return None
         choice, pending.choice = pending.choice, None
         rng = self._streams.at("propensity", pending.decision_id)
-        return self.learners[pending.slot].propensities(choice, rng)
+        return self.learners[pending.slot].propensities(choice, rng) or None
 
     def dump(self) -> CreditState:
         """State as plain values."""
@@ -134,8 +138,7 @@ class Credit:
         """Continue from a dump. Learners of another version are not taken over: a new learner version begins."""
         is_same = state.version == self.version and len(state.learners) == len(self.learners)
         if is_same:
-            for learner, dumped in zip(self.learners, state.learners, strict=True):
-                learner.load(dumped)
+            is_same = self._load_learners(state.learners)
         self.pending_by_decision = {
             DecisionId(row[0]): Pending(
                 decision_id=DecisionId(row[0]),
@@ -149,6 +152,24 @@ class Credit:
             for row in state.pending
         }
         self.n_landed, self.n_undone = state.n_landed, state.n_undone
+
+    def _load_learners(self, dumped: list[bytes]) -> bool:
+        """Load all. A user's policy that could not be dumped, or cannot load, begins anew, and the others with it."""
+        try:
+            for learner, state in zip(self.learners, dumped, strict=True):
+                if not state:
+                    raise SchemaMismatch("a learner could not be dumped")
+                learner.load(state)
+        except SchemaMismatch:
+            if not any(isinstance(learner, Guarded) for learner in self.learners):
+                raise
+            self.learners = self._make_learners()
+            return False
+        return True
+
+
+def _learners(n: int, config: RouterConfig, resolve: Resolve | None, report: Report) -> list[Policy]:
+    return [guarded(make_policy(config.policy, config.context, resolve), report) for _ in range(n)]
 
 
 def _digest(policy: PolicySpec) -> str:

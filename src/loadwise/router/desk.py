@@ -10,6 +10,7 @@ from loadwise.kernel import commands as c
 from loadwise.kernel.ids import DecisionId, ProgramId, TurnId
 from loadwise.kernel.pool import BackendSpec, ModelSpec
 from loadwise.kernel.streams import Streams
+from loadwise.policy.registry import Resolve
 
 from .admission import Admission
 from .agenda import Agenda
@@ -17,10 +18,13 @@ from .backends import Backends
 from .config import RouterConfig
 from .counts import Counts
 from .credit import Credit
-from .gate import Gate
-from .program import Turn
+from .pacing import Pacing
+from .program import CalledOff, Turn
 from .routing import Routing
 from .table import ProgramTable
+
+CALLED_OFF_MAX = 1024
+"""A host that is told to take an attempt back says soon how it ended, or never."""
 
 
 class Desk:
@@ -33,25 +37,36 @@ class Desk:
         config: RouterConfig,
         verifier_by_task_type: Mapping[str, str],
         seed: int,
+        resolve: Resolve | None = None,
     ) -> None:
         streams = Streams(seed)
         self.config = config
         self.verifier_by_task_type = dict(verifier_by_task_type)
         self.backends = Backends(models, backends)
         self.configured_pool = self.backends.digest()
-        self.admission = Admission(config, self.backends, streams)
-        self.credit = Credit(config, streams)
+        self.admission = Admission(config, self.backends, streams, resolve, self.policy_failed)
+        self.credit = Credit(config, streams, resolve, self.policy_failed)
         self.routing = Routing(config, self.backends, self.admission, self.credit, streams)
-        self.gate = Gate(config.feedback)
+        self.pacing = Pacing(config.feedback)
         self.agenda = Agenda()
         self.table = ProgramTable()
         self.turns: dict[TurnId, Turn] = {}
         """Open turns."""
+        self.called_off: dict[TurnId, CalledOff] = {}
+        """Attempts taken back whose end has not been told yet, oldest first; `CALLED_OFF_MAX` at most."""
         self.asked: dict[DecisionId, ProgramId] = {}
         """Programs for which the user's selector has been asked."""
         self.counts = Counts()
+        self.policy_failure: str | None = None
+        """What last went wrong in a user's policy class; not part of the state."""
         self.now_s = float("-inf")
         self.timer_at_s: float | None = None
         """What the host was last told to wake us at; None where it has woken us since."""
         self.out: list[c.Command] = []
         """The answer to the event at hand."""
+
+    def policy_failed(self, text: str, is_counted: bool) -> None:
+        """A user's policy raised, or answered nonsense, and was left aside for that once."""
+        self.policy_failure = text
+        if is_counted:
+            self.counts.policy_errors += 1

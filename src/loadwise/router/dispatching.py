@@ -6,11 +6,12 @@ what they need is promised already.
 
 from loadwise.kernel import commands as c
 from loadwise.kernel.ids import ModelId, TurnId
+from loadwise.kernel.pool import CapacityUnit
 from loadwise.kernel.work import ProgramState, TurnOutcome
 
 from .desk import Desk
 from .ending import Ending
-from .failure import nobody_usable, overloaded
+from .failure import RETRY_AFTER_S, held_too_long, nobody_usable, overloaded, rate_limited
 from .program import Program, Turn
 
 _S = ProgramState
@@ -30,13 +31,18 @@ class Dispatching:
         stays = program.is_reserved and not turn.is_side
         if (stays or desk.admission.head(turn.model) is None) and self.try_dispatch(turn, program):
             return
-        if not stays and not desk.backends.usable(turn.model, desk.now_s):
+        if not stays and not self._is_coming(turn.model):
             self._ending.end_turn(turn, TurnOutcome.REJECTED, nobody_usable(f"model {turn.model!r}"))
         elif desk.admission.n_held >= desk.config.held_max:
             text = f"{desk.config.held_max} turns are held, which is the limit"
             self._ending.end_turn(turn, TurnOutcome.REJECTED, overloaded("too_many_held", text))
         else:
             self.hold(turn, program)
+
+    def _is_coming(self, model_id: ModelId) -> bool:
+        """Whether a backend of the model takes turns, or will within the time that a turn may be held."""
+        desk = self._desk
+        return desk.backends.returns_at_s(model_id, desk.now_s) <= desk.now_s + desk.config.hold_max_s
 
     def hold(self, turn: Turn, program: Program) -> None:
         """Put the turn behind all others of its model, for `hold_max_s` at most."""
@@ -66,7 +72,7 @@ class Dispatching:
     def try_dispatch(self, turn: Turn, program: Program) -> bool:
         """Dispatch the turn if it may start now, or change nothing and say False."""
         desk = self._desk
-        was_reserved = program.is_reserved
+        place = program.backend_id if program.is_reserved else None
         backend_id = desk.admission.admit(turn, program, desk.now_s)
         if backend_id is None:
             return False
@@ -82,7 +88,10 @@ class Dispatching:
         turn.backend_id = backend_id
         if not turn.has_own_reservation:
             program.n_covered += 1
-        desk.backends.by_id[backend_id].n_running += 1
+        state = desk.backends.by_id[backend_id]
+        state.n_running += 1
+        if state.is_on_trial:
+            desk.backends.begin_trial(state, turn.turn_id)
         assert turn.model is not None and program.decision_id is not None
         desk.out.append(
             c.Dispatch(
@@ -96,12 +105,12 @@ class Dispatching:
                 priority=turn.priority,
             )
         )
-        if program.is_reserved and not was_reserved:
+        if program.is_reserved and program.backend_id != place:
             self._settle_in(program)
         return True
 
     def _settle_in(self, program: Program) -> None:
-        """The program has just got its reservation: it is parked in time, and its held turns need not stand in line."""
+        """The program has just got a place: it is parked in time, and its held turns need not stand in line."""
         if program.n_turns:
             self._desk.agenda.schedule(f"idle:{program.program_id}", self._desk.now_s + self._desk.config.park_s)
         if len(program.open_turns) > 1:
@@ -114,11 +123,27 @@ class Dispatching:
                 self.try_dispatch(turn, program)
 
     def start_held(self) -> None:
-        """Dispatch held turns of every model that has room now, each from its head on, as far as they fit (law L9)."""
-        roomy = self._desk.backends.roomy
-        while roomy:
-            model_id, _ = roomy.popitem()
+        """Dispatch held turns of every model that has room now, each from its head on, as far as they fit (law L9).
+
+        Where a backend takes turns again, those go first whose programs live there: who stands before them waits for
+        what they have, and they would wait for each other.
+        """
+        backends = self._desk.backends
+        while backends.roomy:
+            model_id, _ = backends.roomy.popitem()
+            if model_id in backends.risen:
+                del backends.risen[model_id]
+                self._start_at_home(model_id)
             self._start_held_of(model_id)
+
+    def _start_at_home(self, model_id: ModelId) -> None:
+        """Dispatch the held turns of programs that have their place already."""
+        desk = self._desk
+        for turn_id in list(desk.admission.order_by_model[model_id]):
+            turn = desk.turns[turn_id]
+            program = desk.table.by_id[turn.program_id]
+            if turn.is_held and desk.admission.may_stay(turn, program, desk.now_s):
+                self.try_dispatch(turn, program)
 
     def _start_held_of(self, model_id: ModelId) -> None:
         desk = self._desk
@@ -141,5 +166,17 @@ class Dispatching:
         turn = self._desk.turns.get(TurnId(int(key)))
         if turn is None or turn.waits_since_s is None:
             return
-        text = f"held for {self._desk.config.hold_max_s:g} s, which is the limit"
-        self._ending.end_turn(turn, TurnOutcome.EVICTED, overloaded("held_too_long", text))
+        hold_max_s, frees_after_s = self._desk.config.hold_max_s, self._window_frees_after_s(turn)
+        failure = held_too_long(hold_max_s) if frees_after_s is None else rate_limited(hold_max_s, frees_after_s)
+        self._ending.end_turn(turn, TurnOutcome.EVICTED, failure)
+
+    def _window_frees_after_s(self, turn: Turn) -> float | None:
+        """In how long a request per minute comes free, where such are all that a held turn waits for."""
+        desk = self._desk
+        if not turn.is_held or turn.model is None:
+            return None
+        usable, ledger = desk.backends.usable(turn.model, desk.now_s), desk.admission.ledger
+        if not usable or any(ledger.unit(b) is not CapacityUnit.REQUESTS_PER_MINUTE for b in usable):
+            return None
+        frees_at_s = [ledger.frees_at_s(b, at_s=desk.now_s) for b in usable]
+        return min((at_s - desk.now_s for at_s in frees_at_s if at_s is not None), default=RETRY_AFTER_S)

@@ -8,9 +8,9 @@ from loadwise.kernel import commands as c
 from loadwise.kernel import events as e
 from loadwise.kernel.work import ProgramState, TurnOutcome
 
-from .desk import Desk
+from .desk import CALLED_OFF_MAX, Desk
 from .failure import Failure
-from .program import Program, Turn
+from .program import CalledOff, Program, Turn
 
 _FORGOTTEN_AS = {
     TurnOutcome.REJECTED: ProgramState.REJECTED,
@@ -61,8 +61,25 @@ class Ending:
         """End an open turn from our side or the client's, wherever it stands."""
         if turn.backend_id is not None:
             self._desk.out.append(c.CancelAttempt(turn_id=turn.turn_id, attempt=turn.attempt))
+            self._remember(turn)
             self.lift(turn, self._desk.table.by_id[turn.program_id])
         self.end_turn(turn, outcome, failure, keeps_program=keeps_program)
+
+    def _remember(self, turn: Turn) -> None:
+        """The engine has worked for it: what that has cost is the program's, when it becomes known."""
+        called_off, program = self._desk.called_off, self._desk.table.by_id[turn.program_id]
+        assert turn.model is not None
+        called_off[turn.turn_id] = CalledOff(
+            attempt=turn.attempt,
+            program_id=turn.program_id,
+            arrived_at_s=program.arrived_at_s,
+            model=turn.model,
+            prompt_tokens=turn.prompt_tokens,
+            needed_tokens=turn.needed_tokens,
+            backend_id=turn.backend_id,
+        )
+        while len(called_off) > CALLED_OFF_MAX:
+            del called_off[next(iter(called_off))]
 
     def cancel_turns_of(self, program: Program, failure: Failure | None, *, keeps_program: bool = False) -> None:
         """Cancel all open turns of a program."""
@@ -83,7 +100,10 @@ class Ending:
         else:
             program.n_covered -= 1
         turn.backend_id = None
-        self._desk.backends.by_id[backend_id].n_running -= 1
+        state = self._desk.backends.by_id[backend_id]
+        state.n_running -= 1
+        if state.trial_turn_id == turn.turn_id:
+            self._desk.backends.end_trial(backend_id, state)
 
     def close_turn(self, turn: Turn, program: Program) -> None:
         """Drop the turn from every table; its program rests when it was the last one open."""
@@ -93,10 +113,17 @@ class Ending:
         del desk.turns[turn.turn_id]
         program.open_turns.remove(turn.turn_id)
         program.active_at_s = desk.now_s
+        if program.is_reserved:
+            desk.admission.follow(program, self._needed_tokens(program) if program.n_covered else 0)
         if not program.open_turns:
             desk.table.rest(program.program_id)
             if program.is_implicit:
                 desk.admission.release_program(program)
+
+    def _needed_tokens(self, program: Program) -> int:
+        """What the largest of the turns needs that run under the program's reservation."""
+        turns = (self._desk.turns[turn_id] for turn_id in program.open_turns)
+        return max(t.needed_tokens for t in turns if t.backend_id is not None and not t.has_own_reservation)
 
     def stop_waiting(self, turn: Turn) -> None:
         """Take the turn out of its order, if it stands in one, and forget when it would have been evicted."""
@@ -108,14 +135,25 @@ class Ending:
     def _forget(self, program: Program, outcome: TurnOutcome) -> None:
         """A program without a single answer leaves no trace; its decision is undone."""
         program.move(_FORGOTTEN_AS[outcome])
-        self._desk.credit.undo(program.decision_id)
+        self.undo(program)
         self._desk.admission.release_program(program)
         self.leave(program)
         self._desk.counts.forgotten += 1
         self._desk.table.forget(program.program_id)
 
+    def undo(self, program: Program) -> None:
+        """The program's decision will never be judged; what is still to be estimated of it is, for it was made."""
+        self.record_propensities(program)
+        self._desk.credit.undo(program.decision_id)
+
+    def record_propensities(self, program: Program) -> None:
+        """Write down the propensities of the program's decision that were too costly on its path."""
+        propensities = self._desk.credit.late_propensities(program.decision_id)
+        if propensities is not None and program.decision_id is not None:
+            self._desk.out.append(c.RecordPropensities(decision_id=program.decision_id, propensities=propensities))
+
     def leave(self, program: Program) -> None:
-        """Nothing more will be learned of the program: nothing of it stays due, and its slot at the gate is free."""
+        """Nothing more will be learned of the program: nothing of it stays due, and its slot is free."""
         desk = self._desk
         for kind in ("idle", "budget", "verdict"):
             desk.agenda.cancel(f"{kind}:{program.program_id}")
@@ -123,4 +161,4 @@ class Ending:
             desk.agenda.cancel(f"selector:{program.asked_decision_id}")
             desk.asked.pop(program.asked_decision_id, None)
             program.asked_decision_id = None
-        desk.gate.leave(program.program_id)
+        desk.pacing.leave(program.program_id)

@@ -15,6 +15,10 @@ RETRYABLE_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 UNREACHABLE = frozenset({_O.REFUSED, _O.CONNECT_TIMEOUT})
 UNRESPONSIVE = frozenset({_O.FIRST_BYTE_TIMEOUT, _O.BROKEN})
 """Bad when it happens once, a reason to go elsewhere when it happens in a row."""
+REFUSING_STATUSES = frozenset({401, 403})
+"""The backend does not know us: no client can cause that, for the key is ours."""
+UNSUPPORTED_STATUSES = frozenset({501, 505})
+"""An honest answer to a request that it does not know."""
 PATIENCE_DEFAULT_S = 1.0
 PATIENCE_MAX_S = 60.0
 RETRY_AFTER_S = 1.0
@@ -48,6 +52,17 @@ def overloaded(code: str, message: str) -> Failure:
     return Failure(status=503, code=code, message=message, retry_after_s=RETRY_AFTER_S)
 
 
+def held_too_long(hold_max_s: float) -> Failure:
+    """The turn has waited as long as it may."""
+    return overloaded("held_too_long", f"held for {hold_max_s:g} s, which is the limit")
+
+
+def rate_limited(hold_max_s: float, frees_after_s: float) -> Failure:
+    """The turn has waited as long as it may for a rate window of ours: the pool is not slow, it is rationed."""
+    text = f"held for {hold_max_s:g} s, which is the limit: all requests per minute of its backends are spent"
+    return Failure(status=429, code="rate_limited", message=text, retry_after_s=frees_after_s)
+
+
 def nobody_usable(what: str) -> Failure:
     """Every backend that could answer is down, draining, or asked to be left alone."""
     return overloaded("no_backend_available", f"no backend of {what} can be reached now")
@@ -57,6 +72,12 @@ def unknown_model(model: str, known: Sequence[str]) -> Failure:
     """The client asked for a model that the pool does not have."""
     text = f"the model {model!r} is not in the pool; known: {', '.join(known)}"
     return Failure(status=404, code="model_not_found", message=text)
+
+
+def model_removed(program_id: ProgramId, model: str) -> Failure:
+    """The model that a program is bound to has left the pool: waiting does not help, another program does."""
+    text = f"program {program_id!r} is bound to the model {model!r}, which no backend of the pool serves any more"
+    return Failure(status=409, code="model_removed", message=text)
 
 
 def program_finished(program_id: ProgramId, how: str) -> Failure:
@@ -75,6 +96,17 @@ def may_retry(event: AttemptEnded) -> bool:
     if event.first_byte_at_s is not None or event.outcome is _O.CANCELLED:
         return False
     return event.outcome is not _O.STATUS or event.status in RETRYABLE_STATUSES
+
+
+def is_fault(event: AttemptEnded) -> bool:
+    """Whether a failed attempt speaks against the backend: the same call would fare no better by being another's."""
+    if event.outcome in UNREACHABLE:
+        return True
+    if event.outcome is not _O.STATUS:
+        return event.outcome in UNRESPONSIVE and event.first_byte_at_s is None
+    if 400 <= event.status < 500:
+        return event.status in REFUSING_STATUSES
+    return event.status not in UNSUPPORTED_STATUSES and patience_s(event) is None
 
 
 def patience_s(event: AttemptEnded) -> float | None:

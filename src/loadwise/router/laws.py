@@ -7,7 +7,7 @@ from loadwise.kernel.errors import LawBroken
 from loadwise.kernel.ids import BackendId, DecisionId, ProgramId, TurnId
 from loadwise.kernel.work import ProgramState
 
-from .desk import Desk
+from .desk import CALLED_OFF_MAX, Desk
 from .program import FORGOTTEN_STATES, Program
 
 
@@ -50,6 +50,8 @@ def _check_program(desk: Desk, program: Program) -> None:
     is_pending = program.decision_id in desk.credit.pending_by_decision
     if program.is_credited and is_pending:
         raise LawBroken("L11", f"program {name!r} is credited and still pending")
+    if program.is_credited and program.n_side_turns:
+        raise LawBroken("L11", f"program {name!r} is credited to {program.model!r}, and another model has worked on it")
     if state is ProgramState.VERIFYING and not is_pending:
         raise LawBroken("L11", f"program {name!r} waits for a verdict nobody can use")
     if state in FORGOTTEN_STATES:
@@ -90,6 +92,7 @@ def _check_bounds(desk: Desk) -> None:
         (len(desk.turns), desk.config.turns_max, "open turns"),
         (desk.table.n_open, desk.config.programs_max, "open programs"),
         (len(desk.table.verifying), desk.config.verifying_max, "programs without a verdict"),
+        (len(desk.called_off), CALLED_OFF_MAX, "attempts taken back"),
         (len(desk.table.closed), desk.config.closed_max, "closed programs"),
         (desk.admission.n_held, desk.config.held_max, "held turns"),
         (len(desk.agenda), 4 + 4 * len(desk.table.by_id) + len(desk.turns) + 3 * len(desk.backends.by_id), "dues"),
@@ -97,12 +100,12 @@ def _check_bounds(desk: Desk) -> None:
     for n, limit, what in limits:
         if n > limit:
             raise LawBroken("L15", f"{n} {what} exceed {limit}")
-    for program_id in (*desk.gate.waiting, *desk.gate.slot_by_program, *desk.asked.values()):
+    for program_id in (*desk.pacing.waiting, *desk.pacing.slot_by_program, *desk.asked.values()):
         program = desk.table.by_id.get(program_id)
         if program is None or not (program.is_open or program.state is ProgramState.VERIFYING):
-            raise LawBroken("L15", f"program {program_id!r} is over and still stands at the gate or with the selector")
-    if desk.gate.next_may_start:
-        raise LawBroken("L15", f"program {next(iter(desk.gate.waiting))!r} waits at an open gate")
+            raise LawBroken("L15", f"program {program_id!r} is over and still waits to start or for the selector")
+    if desk.pacing.next_may_start:
+        raise LawBroken("L15", f"program {next(iter(desk.pacing.waiting))!r} waits although it may start")
 
 
 def _check_agenda(desk: Desk) -> None:

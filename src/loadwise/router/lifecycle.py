@@ -33,8 +33,8 @@ class Lifecycle:
         program = self._desk.table.by_id.get(event.program_id)
         if program is None or not program.is_open:
             self._desk.counts.stale += 1
-        elif event.reason is EndReason.CANCELLED:
-            self._cancel(program)
+        elif event.reason is EndReason.CANCELLED or (program.n_turns == 0 and program.open_turns):
+            self._cancel(program, event.reason)
         else:
             self.end(program, event.reason)
 
@@ -64,9 +64,7 @@ class Lifecycle:
         desk = self._desk
         program.ended_at_s, program.end_reason = desk.now_s, reason
         desk.admission.release_program(program)
-        propensities = desk.credit.late_propensities(program.decision_id)
-        if propensities is not None and program.decision_id is not None:
-            desk.out.append(c.RecordPropensities(decision_id=program.decision_id, propensities=propensities))
+        self._ending.record_propensities(program)
 
     def _await_verdict(self, program: Program) -> None:
         desk = self._desk
@@ -84,11 +82,16 @@ class Lifecycle:
         if len(table.verifying) > self._desk.config.verifying_max:
             self._censor(table.by_id[next(iter(table.verifying))])
 
-    def _cancel(self, program: Program) -> None:
-        """An operator's word: nothing is judged, nothing is learned."""
-        if self._stop(program, EndReason.CANCELLED):
-            self._desk.credit.undo(program.decision_id)
-            self._close(program, _S.CANCELLED)
+    def _cancel(self, program: Program, reason: EndReason) -> None:
+        """Somebody's explicit word, before any answer or in spite of it: nothing is judged, nothing is learned.
+
+        The program is remembered, answered or not, so that it stays ended: a turn that comes late opens no new one.
+        """
+        failure = program_finished(program.program_id, reason)
+        self._ending.cancel_turns_of(program, failure, keeps_program=True)
+        self._settle(program, reason)
+        self._desk.credit.undo(program.decision_id)
+        self._close(program, _S.CANCELLED)
 
     def verdict_arrived(self, event: e.VerdictArrived) -> None:
         """A program is judged; one that is still open has thereby ended."""
@@ -115,6 +118,10 @@ class Lifecycle:
         self._close(program, _S.CLOSED)
 
     def _credit(self, program: Program, success: float) -> None:
+        """Learn from a success or failure, unless another model has worked on it: then it is not one model's (L11)."""
+        if program.n_side_turns:
+            self._desk.credit.undo(program.decision_id)
+            return
         assert program.decision_id is not None and program.model is not None
         reward = self._desk.credit.land(program.decision_id, success, program.cost_usd)
         if reward is None:

@@ -2,15 +2,14 @@
 
 from loadwise.kernel import events as e
 from loadwise.kernel.ids import BackendId, ModelId
-from loadwise.kernel.pool import BackendHealth, BackendSpec, ModelSpec
+from loadwise.kernel.pool import BackendSpec, ModelSpec
 from loadwise.kernel.work import TurnOutcome
 
+from .config import MODELS_MAX as MODELS_MAX
 from .desk import Desk
 from .ending import Ending
 from .failure import Failure
 
-MODELS_MAX = 256
-"""Models of a pool; a learner remembers no more."""
 BACKENDS_MAX = 4096
 
 
@@ -79,15 +78,18 @@ class PoolChanges:
         desk.admission.add_backend(spec)
 
     def backend_changed(self, event: e.BackendChanged) -> None:
-        """A probe or an operator has spoken; that ends our own cooldown."""
+        """A probe or an operator has spoken; that ends a cooldown, unless failed calls have earned it."""
         desk = self._desk
         if event.backend_id not in desk.backends.by_id:
             desk.counts.stale += 1
             return
-        desk.agenda.cancel(f"retry:{event.backend_id}")
-        if event.health is BackendHealth.UP:
+        again_at_s = desk.backends.hear(event.backend_id, event.health, desk.now_s)
+        if again_at_s is None:
+            desk.agenda.cancel(f"retry:{event.backend_id}")
+        else:
+            desk.agenda.schedule(f"retry:{event.backend_id}", again_at_s)
+        if not desk.backends.by_id[event.backend_id].quiet_until_s > desk.now_s:
             desk.agenda.cancel(f"quiet:{event.backend_id}")
-        desk.backends.set_health(event.backend_id, event.health)
 
     def backend_removed(self, event: e.BackendRemoved) -> None:
         """An operator took it out."""
@@ -119,6 +121,9 @@ class PoolChanges:
         for turn in list(desk.turns.values()):
             is_bound = desk.table.by_id[turn.program_id].model is not None
             self._ending.cancel_turn(turn, None, keeps_program=is_bound)
+        desk.called_off.clear()
+        for state in desk.backends.by_id.values():
+            state.signals.clear()  # the run's clock stood still meanwhile: they are older than they look (law L10)
         desk.timer_at_s = None
 
     # --- what is due ---
@@ -129,7 +134,7 @@ class PoolChanges:
 
     def quiet_due(self, key: str) -> None:
         """The backend has been left alone as long as it asked."""
-        self._desk.backends.stir(BackendId(key))
+        self._desk.backends.rise(BackendId(key))
 
     def window_due(self, key: str) -> None:
         """A request has left the rate window."""

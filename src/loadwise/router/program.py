@@ -8,7 +8,7 @@ import msgspec
 from loadwise.kernel.commands import ProgramRecord
 from loadwise.kernel.errors import LawBroken
 from loadwise.kernel.ids import BackendId, DecisionId, ModelId, ProgramId, TurnId
-from loadwise.kernel.work import EndReason, ProgramState, Verdict
+from loadwise.kernel.work import EndReason, ProgramState, Usage, Verdict
 
 _S = ProgramState
 
@@ -36,6 +36,8 @@ TURN_KEY_PREFIX = "\x1fturn:"
 TOKENS_MAX = 1_000_000_000
 """No context is longer; a larger count is taken for this one."""
 
+OUTPUT_RESERVED_MAX_TOKENS = 1024
+
 OPEN_STATES = frozenset({_S.ARRIVED, _S.ROUTED, _S.HELD, _S.ADMITTED, _S.RUNNING})
 FORGOTTEN_STATES = frozenset({_S.REJECTED, _S.FAILED})
 """A program that never got an answer leaves no trace: the client's retry with the same id is a new program."""
@@ -48,6 +50,19 @@ def clamped_tokens(n_tokens: int) -> int:
     (0, 7, 1000000000)
     """
     return min(max(n_tokens, 0), TOKENS_MAX)
+
+
+def needed_tokens(prompt_tokens: int, max_output_tokens: int | None) -> int:
+    """What a turn's context needs room for: its prompt, and what it may answer as far as that is worth promising.
+
+    Clients ask for tens of thousands of output tokens and use hundreds, so of what they ask for no more than
+    `OUTPUT_RESERVED_MAX_TOKENS` are promised; where they ask for nothing, the model's expected peak has to do.
+
+    >>> needed_tokens(90_000, 300), needed_tokens(100, 64_000), needed_tokens(100, None)
+    (90300, 1124, 100)
+    """
+    answer_tokens = 0 if max_output_tokens is None else clamped_tokens(max_output_tokens)
+    return clamped_tokens(clamped_tokens(prompt_tokens) + min(answer_tokens, OUTPUT_RESERVED_MAX_TOKENS))
 
 
 class Program(msgspec.Struct, kw_only=True):
@@ -77,6 +92,8 @@ class Program(msgspec.Struct, kw_only=True):
     peak_tokens: int = 0
     n_turns: int = 0
     """Completed turns."""
+    n_side_turns: int = 0
+    """Those among them that ran on another model than the program's."""
     n_failed_turns: int = 0
     tried_models: list[ModelId] = []
     """Models that failed before the first answer."""
@@ -136,6 +153,19 @@ class Program(msgspec.Struct, kw_only=True):
         )
 
 
+class CalledOff(msgspec.Struct, kw_only=True):
+    """An attempt that was taken back; its engine may still say what it has used."""
+
+    attempt: int
+    program_id: ProgramId
+    arrived_at_s: float
+    """Of its program, so that a later one of the same name is not charged."""
+    model: ModelId
+    prompt_tokens: int
+    needed_tokens: int = 0
+    backend_id: BackendId | None = None
+
+
 class Turn(msgspec.Struct, kw_only=True):
     """One open turn."""
 
@@ -148,9 +178,13 @@ class Turn(msgspec.Struct, kw_only=True):
     is_side: bool = False
     """Whether it runs on another model than its program's, because the client pinned it there."""
     prompt_tokens: int = 0
+    needed_tokens: int = 0
+    """What its context may grow to: see `needed_tokens()`."""
     is_final: bool = False
     priority: int = 0
     attempt: int = 0
+    n_attempts_before: int = 0
+    """Attempts on models that it was moved away from."""
     backend_id: BackendId | None = None
     """Where an attempt runs now."""
     has_own_reservation: bool = False
@@ -168,3 +202,23 @@ class Turn(msgspec.Struct, kw_only=True):
     def key(self) -> str:
         """Under which its own reservation is held; no program id may contain the control character."""
         return f"{TURN_KEY_PREFIX}{self.turn_id}"
+
+
+def usage_can_be_true(usage: Usage, limit_tokens: int) -> bool:
+    """Whether no count of an engine is longer than a context can be there.
+
+    >>> (
+    ...     usage_can_be_true(Usage(prompt_tokens=900, completion_tokens=7), 4096),
+    ...     usage_can_be_true(Usage(prompt_tokens=10**30), 4096),
+    ... )
+    (True, False)
+    """
+    return usage.prompt_tokens <= limit_tokens and usage.completion_tokens <= limit_tokens
+
+
+def estimated_usage(turn: Turn | CalledOff, said: Usage, limit_tokens: int) -> Usage:
+    """What stands for a usage that cannot be true: the estimated prompt, and no longer an answer than was promised."""
+    promised_tokens = max(turn.needed_tokens - turn.prompt_tokens, 0)
+    completion_tokens = min(clamped_tokens(said.completion_tokens), promised_tokens)
+    prompt_tokens = min(turn.prompt_tokens, limit_tokens)
+    return Usage(prompt_tokens=prompt_tokens, completion_tokens=completion_tokens, is_exact=False)

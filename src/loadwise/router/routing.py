@@ -27,6 +27,8 @@ class Routing:
         self._credit = credit
         self._streams = streams
         self.n_decisions = 0
+        self.recorded: dict[DecisionId, c.RecordDecision] = {}
+        """Decisions of the event at hand as they were made once; see `kernel.machine.Follower`."""
 
     def next_decision_id(self) -> DecisionId:
         """A number that no decision has had."""
@@ -36,6 +38,13 @@ class Routing:
     def models(self, at_s: float, exclude: frozenset[ModelId] = frozenset()) -> list[ModelId]:
         """Models with a backend that takes new programs, in the order of the pool file."""
         return [m for m in self._backends.model_by_id if m not in exclude and self._backends.usable(m, at_s)]
+
+    def models_for_new(self, at_s: float) -> list[ModelId]:
+        """As `models`; where there is none, those of which a backend comes back while a turn may be held for it."""
+        limit_s = at_s + self._config.hold_max_s
+        return self.models(at_s) or [
+            m for m in self._backends.model_by_id if self._backends.returns_at_s(m, at_s) <= limit_s
+        ]
 
     def context(self, program: Program) -> Vector:
         """The program's feature vector, shape (d,)."""
@@ -73,9 +82,12 @@ class Routing:
             context = Context(
                 decision_id=decision_id, x=x, at_s=at_s, task_type=program.task_type, domain=program.domain
             )
-            choice = self._credit.choose(context, candidates, slot, self._streams.at("policy", decision_id))
+            choice = _recorded_choice(self.recorded.get(decision_id), models)
+            if choice is None:
+                choice = self._credit.choose(context, candidates, slot, self._streams.at("policy", decision_id))
         else:
-            choice = _named_choice(models.index(named), len(models), named_propensity)
+            is_certain = reason == "pinned"
+            choice = _named_choice(models.index(named), len(models), 1.0 if is_certain else named_propensity)
         chosen = models[choice.chosen]
         program.model, program.decision_id = chosen, decision_id
         self._credit.await_verdict(
@@ -98,7 +110,7 @@ class Routing:
             context=tuple(x.tolist()),
             candidates=self._views(candidates, choice, at_s),
             chosen=chosen,
-            reason=reason,
+            reason="policy_fallback" if choice.is_fallback else reason,
             slot=slot,
         )
 
@@ -131,9 +143,31 @@ class Routing:
         return tuple(views)
 
 
+def _recorded_choice(recorded: c.RecordDecision | None, models: Sequence[ModelId]) -> Choice | None:
+    """The choice that a decision records; None where there is none, or it was among other candidates."""
+    if recorded is None or [view.candidate for view in recorded.candidates] != list(models):
+        return None
+    views = recorded.candidates
+    return Choice(
+        chosen=models.index(recorded.chosen),
+        scores=_whole([view.score for view in views]) or (),
+        means=_whole([view.mean for view in views]) or (),
+        widths=_whole([view.width for view in views]) or (),
+        propensities=_whole([view.propensity for view in views]),
+        is_fallback=recorded.reason == "policy_fallback",
+    )
+
+
+def _whole(values: list[float | None]) -> tuple[float, ...] | None:
+    known = tuple(value for value in values if value is not None)
+    return known if len(known) == len(values) else None
+
+
 def _named_choice(index: int, n_candidates: int, propensity: float | None) -> Choice:
-    """A choice that somebody else made: certain, unless its propensity was told."""
-    if propensity is not None and n_candidates > 1:
-        rest = (1.0 - propensity) / (n_candidates - 1)
-        return Choice(chosen=index, propensities=tuple(propensity if i == index else rest for i in range(n_candidates)))
-    return Choice(chosen=index, propensities=tuple(1.0 if i == index else 0.0 for i in range(n_candidates)))
+    """A choice that somebody else made, with the propensity that was told, or with none: silence is not certainty."""
+    if n_candidates == 1:
+        propensity = 1.0
+    if propensity is None:
+        return Choice(chosen=index)
+    rest = (1.0 - propensity) / max(n_candidates - 1, 1)
+    return Choice(chosen=index, propensities=tuple(propensity if i == index else rest for i in range(n_candidates)))

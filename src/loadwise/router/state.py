@@ -15,9 +15,9 @@ from .backends import BackendState
 from .counts import Counts
 from .credit import CreditState
 from .desk import Desk
-from .gate import GateState
+from .pacing import PacingState
 from .pool import PoolChanges
-from .program import Program, Turn
+from .program import CalledOff, Program, Turn
 
 
 class RouterState(Fact, frozen=True, kw_only=True):
@@ -34,13 +34,14 @@ class RouterState(Fact, frozen=True, kw_only=True):
     orders: dict[str, list[int]]
     replica_policy: bytes
     credit: CreditState
-    gate: GateState
+    pacing: PacingState
     agenda: list[tuple[str, float]]
     programs: list[Program]
     idle: list[str]
     verifying: list[str]
     closed: list[tuple[str, float]]
     turns: list[Turn]
+    called_off: list[tuple[int, CalledOff]] = []
     asked: dict[int, str]
     counts: Counts
     n_decisions: int
@@ -65,13 +66,14 @@ def dump_router(desk: Desk) -> bytes:
             orders={str(name): list(order) for name, order in admission.order_by_model.items()},
             replica_policy=admission.replica_policy.dump(),
             credit=desk.credit.dump(),
-            gate=desk.gate.dump(),
+            pacing=desk.pacing.dump(),
             agenda=desk.agenda.dump(),
             programs=list(table.by_id.values()),
             idle=list(table.idle),
             verifying=list(table.verifying),
             closed=list(table.closed.items()),
             turns=list(desk.turns.values()),
+            called_off=list(desk.called_off.items()),
             asked={int(key): str(value) for key, value in desk.asked.items()},
             counts=desk.counts,
             n_decisions=desk.routing.n_decisions,
@@ -116,9 +118,10 @@ def _load_admission(desk: Desk, state: RouterState) -> None:
 def _load_tables(desk: Desk, state: RouterState) -> None:
     desk.now_s, desk.timer_at_s = state.now_s, state.timer_at_s
     desk.credit.load(state.credit)
-    desk.gate.load(state.gate)
+    desk.pacing.load(state.pacing)
     desk.agenda.load(state.agenda)
     desk.turns = {turn.turn_id: turn for turn in state.turns}
+    desk.called_off = {TurnId(turn_id): called_off for turn_id, called_off in state.called_off}
     table = desk.table
     table.by_id = {program.program_id: program for program in state.programs}
     table.idle = {ProgramId(p): None for p in state.idle}

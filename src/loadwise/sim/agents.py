@@ -11,7 +11,7 @@ from .backend import Attempt
 from .calendar import Calendar, Rank
 from .report import Tally
 from .truth import Truth
-from .workload import Poisson, ProgramShape, TurnShape, Workload
+from .workload import Closed, ProgramShape, TurnShape, Workload
 
 _STATE_BY_OUTCOME = {
     TurnOutcome.COMPLETED: "finished",
@@ -98,7 +98,7 @@ class Agents:
     def begin(self) -> None:
         """Put the first arrivals on the calendar."""
         arrivals = self.workload.spec.arrivals
-        if isinstance(arrivals, Poisson):
+        if not isinstance(arrivals, Closed):
             self._schedule_open()
         else:
             for _ in range(arrivals.n_agents):
@@ -190,7 +190,7 @@ class Agents:
         if ends == "finish" or (ends == "final" and not is_finished):
             self._calendar.put(self._calendar.now_s, Rank.AGENT, lambda: self._say_end(agent, outcome))
         self._judge.program_over(agent, is_solved)
-        if not isinstance(self.workload.spec.arrivals, Poisson):
+        if isinstance(self.workload.spec.arrivals, Closed):
             self._schedule_closed(is_first=False)
 
     def _say_end(self, agent: Agent, outcome: TurnOutcome) -> None:

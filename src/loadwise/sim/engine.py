@@ -16,6 +16,8 @@ import msgspec
 from loadwise.kernel.errors import CallerError
 
 MAX_WAITING_DEFAULT = 10_000
+PREFIX_ID_TOKENS = 512
+"""Tokens of a block that a trace names, as in Mooncake's."""
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +31,14 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """How many tokens the model will say, >= 1."""
     prefix_tokens: int | None = None
     """Leading prompt tokens that repeat the program's last context; None where the whole of it is repeated."""
+    prefix_ids: tuple[int, ...] = ()
+    """Names of the prompt's blocks of `PREFIX_ID_TOKENS`, each for everything up to its end (a trace's hashes); they
+    replace what the program is known to have said."""
+    shared_tokens: int = 0
+    """Leading prompt tokens that every request of the same `shared_key` begins with: a common system prompt."""
+    shared_key: str = ""
+    priority: int = 0
+    """Lower is served first, by engines that schedule by priority."""
     luck: int = 0
     """Index of this request's randomness, so that equal work meets equal chance under every policy."""
 

@@ -5,6 +5,8 @@ ones, and nothing is guessed.
 """
 
 import math
+from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,19 +16,22 @@ from loadwise.kernel.errors import ConfigError
 from loadwise.kernel.fact import Fact
 from loadwise.kernel.pool import BackendSpec, ModelSpec
 from loadwise.kernel.streams import Streams
-from loadwise.settings import Config, parse_config, parse_yaml
+from loadwise.settings import Config, parse_config, parse_yaml, require_unicode
 
-from .draw import Quantity
+from .api_engine import ApiEngine, ApiEngineSpec
+from .bounds import EVERY_S_MIN, MAX_EVENTS_MAX, N_PROGRAMS_MAX, SECONDS_MAX, require_within
+from .draw import Quantity, require_quantity
 from .engine import Engine
 from .servers_engine import ServersEngine, ServersEngineSpec
 from .simple_engine import SimpleEngine, SimpleEngineSpec
 from .truth import TruthSpec
 from .verdicts import VerdictSpec
-from .workload import WorkloadSpec
+from .vllm_engine import VllmEngine, VllmEngineSpec
+from .workload import Trace, WorkloadSpec
 
 SCENARIO_VERSION = 1
 
-EngineSpec = SimpleEngineSpec | ServersEngineSpec
+EngineSpec = SimpleEngineSpec | ServersEngineSpec | VllmEngineSpec | ApiEngineSpec
 
 
 class SignalSpec(Fact, frozen=True, kw_only=True):
@@ -42,6 +47,9 @@ class SignalSpec(Fact, frozen=True, kw_only=True):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ConfigError(f"signals {name} is {value!r}; it must be a finite number >= 0")
+            require_within(f"signals {name}", value, 0, SECONDS_MAX)
+        if 0 < self.every_s < EVERY_S_MIN:
+            raise ConfigError(f"signals every_s is {self.every_s!r}; it must be 0 or >= {EVERY_S_MIN}")
 
 
 class SelectorSpec(Fact, frozen=True, kw_only=True):
@@ -50,6 +58,9 @@ class SelectorSpec(Fact, frozen=True, kw_only=True):
     answers: Literal["uniform", "error", "nothing"] = "uniform"
     """A candidate at random, a failure, or silence until the machine's own time limit."""
     delay_s: Quantity = 0.0
+
+    def __post_init__(self) -> None:
+        require_quantity("selector delay_s", self.delay_s)
 
 
 class Failure(Fact, frozen=True, kw_only=True):
@@ -70,8 +81,9 @@ class Failure(Fact, frozen=True, kw_only=True):
             raise ConfigError(f"failure at_s is {self.at_s!r}; it must be a finite number >= 0")
         if self.for_s is not None and not (math.isfinite(self.for_s) and self.for_s > 0):
             raise ConfigError(f"failure for_s is {self.for_s!r}; it must be a finite number > 0")
-        if not 0 < self.speed_ratio <= 1000:
-            raise ConfigError(f"failure speed_ratio is {self.speed_ratio!r}; it must be in (0, 1000]")
+        require_within("failure at_s", self.at_s, 0, SECONDS_MAX)
+        require_within("failure for_s", self.for_s or 0.0, 0, SECONDS_MAX)
+        require_within("failure speed_ratio", self.speed_ratio, 1e-6, 1000)
 
 
 class Scenario(Fact, frozen=True, kw_only=True):
@@ -102,7 +114,7 @@ class Scenario(Fact, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.scenario != SCENARIO_VERSION:
             raise ConfigError(f"scenario is {self.scenario!r}; this version reads {SCENARIO_VERSION}")
-        if self.n_programs is None and self.until_s is None:
+        if self.n_programs is None and self.until_s is None and not isinstance(self.workload.arrivals, Trace):
             raise ConfigError("a scenario needs n_programs or until_s, or it would never end")
         if self.n_programs is not None and self.n_programs < 1:
             raise ConfigError(f"n_programs is {self.n_programs!r}; it must be >= 1")
@@ -110,8 +122,9 @@ class Scenario(Fact, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise ConfigError(f"{name} is {value!r}; it must be a finite number > 0")
-        if self.max_events < 1:
-            raise ConfigError(f"max_events is {self.max_events!r}; it must be >= 1")
+            require_within(name, value or 0.0, 0, SECONDS_MAX)
+        require_within("n_programs", self.n_programs or 1, 1, N_PROGRAMS_MAX)
+        require_within("max_events", self.max_events, 1, MAX_EVENTS_MAX)
         self._check_names()
 
     def _check_names(self) -> None:
@@ -156,6 +169,10 @@ def open_engine(spec: EngineSpec, streams: Streams, name: str) -> Engine:
     """A fresh engine of a backend."""
     if isinstance(spec, ServersEngineSpec):
         return ServersEngine(spec, streams, name)
+    if isinstance(spec, VllmEngineSpec):
+        return VllmEngine(spec)
+    if isinstance(spec, ApiEngineSpec):
+        return ApiEngine(spec)
     return SimpleEngine(spec)
 
 
@@ -167,7 +184,7 @@ def load_scenario(path: str | Path) -> Scenario:
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # not UTF-8, or a path that no file can have
         raise ConfigError(f"scenario {str(path)!r} cannot be read: {error}") from error
     return parse_scenario(text, str(path))
 
@@ -178,15 +195,52 @@ def parse_scenario(text: str, name: str = "scenario") -> Scenario:
         document = parse_yaml(text, where=name)
     except RecursionError as error:
         raise ConfigError(f"{name} is not valid YAML: it is nested too deeply") from error
+    require_unicode(document, name)
     version = document.get("scenario")
     if version != SCENARIO_VERSION or isinstance(version, bool):
         raise ConfigError(f"{name}: scenario is {version!r}; this version reads {SCENARIO_VERSION}")
     try:
-        return msgspec.convert(document, Scenario)
+        return msgspec.convert(_with_preset(document), Scenario)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{name}: {error}{_valid_keys(str(error))}") from error
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from error
+
+
+def preset_names() -> tuple[str, ...]:
+    """Workloads that come with the package."""
+    return tuple(
+        sorted(entry.name.removesuffix(".yaml") for entry in _presets().iterdir() if entry.name.endswith(".yaml"))
+    )
+
+
+def read_preset(name: str) -> dict[str, Any]:
+    """A shipped workload, without arrivals.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    if name not in preset_names():
+        raise ConfigError(f"workload preset {name!r} is unknown; known: {', '.join(preset_names())}")
+    return parse_yaml(_presets().joinpath(f"{name}.yaml").read_text(encoding="utf-8"), where=name)
+
+
+def preset_workload(name: str, arrivals: dict[str, Any], **changes: Any) -> WorkloadSpec:
+    """A shipped workload with arrivals of its own."""
+    return msgspec.convert(read_preset(name) | {"arrivals": arrivals} | changes, WorkloadSpec)
+
+
+def _presets() -> Traversable:
+    return resources.files("loadwise.sim").joinpath("presets")
+
+
+def _with_preset(document: dict[str, Any]) -> dict[str, Any]:
+    """The document with its workload's preset below what it says itself."""
+    workload = document.get("workload")
+    if not isinstance(workload, dict) or "preset" not in workload:
+        return document
+    said = {key: value for key, value in workload.items() if key != "preset"}
+    return document | {"workload": read_preset(str(workload["preset"])) | said}
 
 
 def _valid_keys(message: str) -> str:

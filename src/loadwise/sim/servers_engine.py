@@ -14,6 +14,7 @@ from loadwise.kernel.errors import ConfigError, LawBroken, Overloaded
 from loadwise.kernel.fact import Fact
 from loadwise.kernel.streams import Streams
 
+from .bounds import NUMBER_MAX, RATE_MAX_PER_S, SECONDS_MAX, require_within
 from .engine import MAX_WAITING_DEFAULT, EngineRequest, Output, Step
 
 
@@ -28,8 +29,10 @@ class ServersEngineSpec(Fact, frozen=True, kw_only=True, tag_field="kind", tag="
         for name in ("n_servers", "max_waiting"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"engine {name} is {getattr(self, name)!r}; it must be >= 1")
+            require_within(f"engine {name}", getattr(self, name), 1, NUMBER_MAX)
         if not (math.isfinite(self.mean_service_s) and self.mean_service_s > 0):
             raise ConfigError(f"engine mean_service_s is {self.mean_service_s!r}; it must be a finite number > 0")
+        require_within("engine mean_service_s", self.mean_service_s, 1 / RATE_MAX_PER_S, SECONDS_MAX)
 
 
 class ServersEngine:

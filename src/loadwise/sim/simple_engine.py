@@ -25,6 +25,7 @@ from collections.abc import Iterable
 from loadwise.kernel.errors import ConfigError, LawBroken, Overloaded
 from loadwise.kernel.fact import Fact
 
+from .bounds import NUMBER_MAX, RATE_MAX_PER_S, RATE_MIN_PER_S, require_within
 from .engine import MAX_WAITING_DEFAULT, ContextTooLong, EngineRequest, Output, Step
 
 _STEP_TOLERANCE = 1e-6
@@ -51,14 +52,13 @@ class SimpleEngineSpec(Fact, frozen=True, kw_only=True, tag_field="kind", tag="s
         for name in ("slots", "kv_tokens", "prefill_chunk_tokens", "max_waiting"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"engine {name} is {getattr(self, name)!r}; it must be >= 1")
+            require_within(f"engine {name}", getattr(self, name), 1, NUMBER_MAX)
         for name in ("prefill_tokens_per_s", "decode_steps_per_s"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ConfigError(f"engine {name} is {value!r}; it must be a finite number > 0")
-        if not (math.isfinite(self.batch_slowdown_ratio) and self.batch_slowdown_ratio >= 0):
-            raise ConfigError(
-                f"engine batch_slowdown_ratio is {self.batch_slowdown_ratio!r}; it must be a finite number >= 0"
-            )
+            require_within(f"engine {name}", value, RATE_MIN_PER_S, RATE_MAX_PER_S)
+        require_within("engine batch_slowdown_ratio", self.batch_slowdown_ratio, 0, NUMBER_MAX)
 
 
 class _Call:

@@ -9,7 +9,7 @@ from loadwise.kernel.fact import Fact
 from loadwise.kernel.streams import Streams
 from loadwise.kernel.work import Verdict, VerdictKind
 
-from .draw import Quantity, sample_seconds
+from .draw import Quantity, require_quantity, sample_seconds
 
 _RATIOS = ("loss_ratio", "abstain_ratio", "false_pass_ratio", "false_fail_ratio", "duplicate_ratio")
 
@@ -30,6 +30,7 @@ class VerdictSpec(Fact, frozen=True, kw_only=True):
     """Share of verdicts that are delivered twice."""
 
     def __post_init__(self) -> None:
+        require_quantity("verdicts delay_s", self.delay_s)
         for name in _RATIOS:
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ConfigError(f"verdicts {name} is {getattr(self, name)!r}; it must be in [0, 1]")

@@ -53,6 +53,11 @@ class WorldJournal(Protocol):
         ...
 
 
+def limit_of(said: int | None, there: int | None) -> int | None:
+    """The smaller of two limits, either of which may be absent."""
+    return min((n for n in (said, there) if n is not None), default=None)
+
+
 class World:
     """One run of one scenario under one machine."""
 
@@ -85,7 +90,7 @@ class World:
             workload,
             self._truth,
             sorted(self._models),
-            scenario.n_programs,
+            limit_of(scenario.n_programs, workload.n_programs),
             self.calendar,
             self.tally,
             self.feed,
@@ -192,6 +197,9 @@ class World:
             request_id=self._n_requests,
             program_id=agent.program_id,
             prompt_tokens=agent.context_tokens,
+            prefix_tokens=turn.shape.prefix_tokens,
+            prefix_ids=turn.shape.prefix_ids,
+            shared_tokens=self.scenario.workload.shared_tokens,
             output_tokens=self._truth.output_tokens(agent.model or "", turn.shape.output_tokens, limit_tokens),
             luck=agent.shape.number * MAX_TURNS + agent.i_turn,
         )

@@ -81,6 +81,11 @@ class Attempt:
         """Neither ended, failed nor cancelled."""
         return self.sink is not None
 
+    @property
+    def is_waiting(self) -> bool:
+        """No connection of ours is free for it: nobody has been asked yet."""
+        return self.sink is not None and self.connection is None and self.dial is None
+
     def cancel(self) -> None:
         """Give up: close the connection, so that the engine stops working; no callback comes any more."""
         if self.sink is not None:

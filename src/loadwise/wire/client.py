@@ -22,10 +22,11 @@ How to use it (all of it on one event loop; callbacks are called on that loop, n
 
 `headers` is a header block (`loadwise.wire.heads.header_block`); host and content-length are written here. No callback
 comes before `send` has returned. `on_error` kinds: `refused` (no connection: port closed, name unknown, TLS
-failed, too many waiting), `connect_timeout`, `first_byte_timeout` (no byte of the *body*, as servers send
-heads early), `idle_timeout` (between bytes, not while paused), `reset`, `truncated` (ended in the middle),
-`malformed` (not HTTP, or beyond the bound on heads). Nothing was relayed before `on_head`, so an error before
-it may be tried elsewhere.
+failed), `connect_timeout`, `busy` (none of *our* connections came free in time, or too many wait for one: it says
+nothing of the other side), `first_byte_timeout` (no byte of the *body*, as servers send heads early),
+`idle_timeout` (between bytes, not while paused), `reset`, `truncated` (ended in the middle), `malformed` (not
+HTTP, or beyond the bound on heads). Nothing was relayed before `on_head`, so an error before it may be tried
+elsewhere.
 
 Theory of operation. Connections are kept and reused last in, first out, and closed when idle longer than
 `keep_idle_s`, which is shorter than engines wait. Still an engine may close a kept connection just as we
@@ -61,7 +62,7 @@ class UpstreamLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     idle_connections: int = 256
     """Kept for reuse."""
     waiting: int = 1024
-    """Attempts waiting for a connection; the next ones are `refused`."""
+    """Attempts waiting for a connection; the next ones are told `busy` at once."""
     keep_idle_s: float = 4.0
     """How long a connection is kept without a request; uvicorn-based engines close after 5 s."""
     head_bytes: int = 64 * 1024
@@ -214,7 +215,8 @@ class Upstream:
             async with asyncio.timeout(timeout_s):
                 return await sink.answer
         except TimeoutError:
-            raise UpstreamError(attempt.timeout_kind, f"no complete answer within {timeout_s:g} s") from None
+            kind = "busy" if attempt.is_waiting else attempt.timeout_kind
+            raise UpstreamError(kind, f"no complete answer within {timeout_s:g} s") from None
         finally:
             attempt.cancel()
 
@@ -347,7 +349,7 @@ class Upstream:
             self._waiting.append(attempt)
         else:
             detail = f"{len(self._waiting)} attempts are waiting for one of {self.limits.connections} connections"
-            asyncio.get_running_loop().call_soon(self.fail, attempt, "refused", detail)
+            asyncio.get_running_loop().call_soon(self.fail, attempt, "busy", detail)
 
     def _dial(self, attempt: Attempt) -> None:
         dial = attempt.dial = asyncio.get_running_loop().create_task(self._connect(attempt))
@@ -397,8 +399,12 @@ class Upstream:
             if now_s >= attempt.deadline_s and attempt.is_open:
                 kind = attempt.timeout_kind
                 limit_s = getattr(attempt.timeouts, kind.replace("timeout", "s"))
+                detail = f"{self._authority} was waited for longer than {limit_s:g} s"
+                if attempt.is_waiting and self._connections:  # else it is the other side that accepts none
+                    kind = "busy"
+                    detail = f"none of {self.limits.connections} connections came free within {limit_s:g} s"
                 self._break_off(attempt)
-                self.fail(attempt, kind, f"{self._authority} was waited for longer than {limit_s:g} s")
+                self.fail(attempt, kind, detail)
         for connection in [kept for kept in self._idle if now_s >= kept.idle_deadline_s]:
             self._idle.remove(connection)
             connection.close()

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import httptools
 
 from loadwise.wire.exchange import CLOSE, KEEP, Exchange
-from loadwise.wire.heads import JSON_TYPE, error_body
+from loadwise.wire.heads import JSON_TYPE, error_body, error_kind
 
 if TYPE_CHECKING:
     from loadwise.wire.server import Server
@@ -453,7 +453,7 @@ class Connection(asyncio.Protocol):
         status, code, message = self._refusal
         self._refusal = None
         self._server.count_refusal(status)
-        body = error_body(message, "server_error" if status >= 500 else "invalid_request_error", code)
+        body = error_body(message, error_kind(status), code)
         retry = b"retry-after: 1\r\n" if status == 503 else b""
         length = b"content-length: %d\r\n\r\n" % len(body)
         if self._transport.is_closing():
@@ -497,7 +497,7 @@ class Connection(asyncio.Protocol):
         if exchange.is_started:
             exchange.abort()
         elif exchange.is_open:
-            body = error_body("internal error", "server_error", "internal_error")
+            body = error_body("internal error", error_kind(500), "internal_error")
             exchange.respond(500, JSON_TYPE, body)
 
     def _call(self, callback: Callable[[], None]) -> None:

@@ -35,6 +35,7 @@ class Exchange:
         "_mute",
         "_persistence",
         "_state",
+        "answer_headers",
         "body",
         "context",
         "headers",
@@ -62,6 +63,8 @@ class Exchange:
         self._http10 = False
         self._mute = method == b"HEAD"
         self._held_bytes = 0
+        self.answer_headers = b""
+        """A header block that whatever answer is given has besides its own."""
         self.method = method
         """Upper-case bytes, b"POST"."""
         self.path, _, self.query = target.partition(b"?")
@@ -107,6 +110,8 @@ class Exchange:
         """
         if self._state != _WAITING:
             return self._refuse_second_answer()
+        if self.answer_headers:
+            headers += self.answer_headers
         connection = self._connection
         lines = connection.status_lines[status]
         persistence = self._persistence
@@ -129,6 +134,8 @@ class Exchange:
         if self._state != _WAITING:
             return self._refuse_second_answer()
         self._state = _STREAMING
+        if self.answer_headers:
+            headers += self.answer_headers
         connection = self._connection
         if self._http10:
             # HTTP/1.0 knows no chunks: the end of the body is the end of the connection.

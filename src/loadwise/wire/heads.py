@@ -143,6 +143,20 @@ def header_block(pairs: Iterable[tuple[str | bytes, str | bytes]]) -> bytes:
     return b"".join(lines)
 
 
-def error_body(message: str, kind: str, code: str, param: str | None = None) -> bytes:
+_ERROR_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    429: "rate_limit_error",
+}
+
+
+def error_kind(status: int) -> str:
+    """OpenAI's word for the kind of error that an HTTP status tells of."""
+    return _ERROR_KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
+
+
+def error_body(message: str, kind: str, code: str | None, param: str | None = None) -> bytes:
     """The JSON body that OpenAI clients expect of every failure (`kind` becomes its `type`)."""
     return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": code}})

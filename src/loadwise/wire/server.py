@@ -146,6 +146,7 @@ class Server:
         sock: socket.socket | None = None,
         backlog: int = 1024,
         reuse_port: bool = False,
+        starts: bool = True,
     ) -> list[tuple[str, int]]:
         """Accept connections on one more address; may be called several times.
 
@@ -154,6 +155,7 @@ class Server:
             port: 0 lets the system choose.
             sock: A bound socket instead of host and port, for a parent that hands sockets to its workers.
             reuse_port: Let several processes share the address.
+            starts: False only takes the address; connections are refused until `serve` is called.
 
         Returns:
             Host and real port of every socket opened.
@@ -164,13 +166,18 @@ class Server:
         loop = asyncio.get_running_loop()
         self.ticker.start()
         if sock is not None:
-            listener = await loop.create_server(self.connect, sock=sock, backlog=backlog)
+            listener = await loop.create_server(self.connect, sock=sock, backlog=backlog, start_serving=starts)
         else:
             listener = await loop.create_server(
-                self.connect, host, port, backlog=backlog, reuse_port=reuse_port or None
+                self.connect, host, port, backlog=backlog, reuse_port=reuse_port or None, start_serving=starts
             )
         self._listeners.append(listener)
         return [opened.getsockname()[:2] for opened in listener.sockets]
+
+    async def serve(self) -> None:
+        """Accept connections on addresses that were only taken so far."""
+        for listener in self._listeners:
+            await listener.start_serving()
 
     def connect(self) -> Connection:
         """Protocol for one new connection (the factory that `create_server` and in-memory tests call)."""

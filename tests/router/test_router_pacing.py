@@ -9,8 +9,9 @@ from loadwise.kernel import commands as c
 from loadwise.kernel import events as e
 from loadwise.kernel.pool import BackendHealth
 from loadwise.kernel.work import EndReason
+from loadwise.policy.registry import PolicySpec
 from loadwise.router.config import FeedbackConfig, SelectorConfig
-from loadwise.router.gate import Gate
+from loadwise.router.pacing import Pacing
 
 
 def host(arm="delayed", size=1, **router):
@@ -27,7 +28,7 @@ def test_delayed_starts_everybody_at_once():
     """Verdicts land whenever they come."""
     h = host()
     assert [started(h.arrive(name)) for name in "pqr"] == [["p"], ["q"], ["r"]]
-    assert not h.router.gate.slot_by_program
+    assert not h.router.pacing.slot_by_program
 
 
 def test_sequential_starts_the_next_when_the_verdict_has_landed():
@@ -48,7 +49,7 @@ def test_batch_sync_starts_exactly_its_size_and_waits_for_all_verdicts():
         assert started(h.arrive(name)) == []
     assert started(h.judge("q")) == []
     assert started(h.judge("p")) == ["r", "s"]
-    assert list(h.router.gate.waiting) == ["t"]
+    assert list(h.router.pacing.waiting) == ["t"]
 
 
 def test_batch_that_is_not_full_takes_late_comers():
@@ -127,10 +128,10 @@ def test_programs_waiting_at_the_gate_are_refused_when_every_backend_is_gone():
 
 def test_gate_takes_over_the_state_of_another_arm():
     """After a restart under another arm nobody waits for ever, and no slot is counted that is not there."""
-    slots = Gate(FeedbackConfig(arm="per_slot", size=3))
+    slots = Pacing(FeedbackConfig(arm="per_slot", size=3))
     for name in "abcd":
         slots.enter(name)
-    fewer, delayed = Gate(FeedbackConfig(arm="per_slot", size=2)), Gate(FeedbackConfig())
+    fewer, delayed = Pacing(FeedbackConfig(arm="per_slot", size=2)), Pacing(FeedbackConfig())
     fewer.load(slots.dump())
     assert fewer.slot_by_program == {"a": 0, "b": 1} and not fewer.next_may_start
     delayed.load(slots.dump())
@@ -164,12 +165,34 @@ def test_selector_is_asked_and_its_word_taken():
 
 @pytest.mark.parametrize("propensity", [math.nan, 0.0, -1.0, 1.5, math.inf])
 def test_impossible_propensity_of_a_selector_is_left_out(propensity):
-    """The choice counts as certain, and the error is counted."""
+    """Its propensity is unknown, and the error is counted."""
     h = selecting()
     h.arrive("p")
     decision = find(answer(h, "large", propensity), c.RecordDecision)
-    assert [view.propensity for view in decision.candidates] == [0.0, 1.0]
+    assert [view.propensity for view in decision.candidates] == [None, None]
     assert h.router.counts.malformed == 1
+
+
+def test_choice_of_a_selector_that_tells_no_propensity_is_not_called_certain():
+    """What-if must not weigh it as if it could not have been otherwise; of one candidate there is no other."""
+    h = selecting()
+    h.arrive("p")
+    assert [view.propensity for view in find(answer(h, "large"), c.RecordDecision).candidates] == [None, None]
+    h.end_attempt(1)
+    assert not [command for command in h.finish("p") if type(command) is c.RecordPropensities]
+    h.set_health("b", BackendHealth.DOWN)
+    h.arrive("q")
+    assert [view.propensity for view in find(answer(h, "small"), c.RecordDecision).candidates] == [1.0]
+
+
+def test_costly_propensities_of_a_forgotten_program_are_recorded():
+    """Its decision was made, and what-if counts decisions."""
+    h = Host(make_stack(backend("a"), backend("b", "large"), policy=PolicySpec(name="lints")))
+    h.arrive("p")
+    find(h.abandon(1), c.RecordPropensities, decision_id=1)
+    h.arrive("q")
+    commands = h.end_attempt(2, "status", status=500)
+    assert kinds(commands) == ["RecordPropensities", "RecordDecision", "Dispatch"]
 
 
 @pytest.mark.parametrize("said", [None, "gpt-17"])

@@ -15,15 +15,15 @@ from loadwise.kernel.ids import ProgramId
 from .config import FeedbackConfig
 
 
-class GateState(Fact, frozen=True, kw_only=True):
-    """A dump of `Gate`."""
+class PacingState(Fact, frozen=True, kw_only=True):
+    """A dump of `Pacing`."""
 
     slot_by_program: dict[str, int]
     waiting: list[str]
     n_started_in_batch: int
 
 
-class Gate:
+class Pacing:
     """Admits programs to routing; those that must wait stay in order of arrival."""
 
     def __init__(self, config: FeedbackConfig) -> None:
@@ -80,15 +80,15 @@ class Gate:
         self.slot_by_program[program_id] = slot
         return slot
 
-    def dump(self) -> GateState:
+    def dump(self) -> PacingState:
         """State as plain values."""
-        return GateState(
+        return PacingState(
             slot_by_program={str(p): slot for p, slot in self.slot_by_program.items()},
             waiting=list(self.waiting),
             n_started_in_batch=self.n_started_in_batch,
         )
 
-    def load(self, state: GateState) -> None:
+    def load(self, state: PacingState) -> None:
         """Continue from a dump; one of another arm or size keeps its order, and slots as far as they still exist."""
         is_kept = self.arm != "delayed"
         self.slot_by_program = {ProgramId(p): s for p, s in state.slot_by_program.items() if is_kept and s < self.size}

@@ -1,0 +1,56 @@
+"""What a start has to tell its operator, and what it makes of its surroundings."""
+
+import resource
+
+import msgspec
+
+from loadwise.router.machine import EXTERNAL
+from loadwise.settings import Config
+
+from .config import GatewayConfig
+from .guard import is_loopback
+
+OTHER_FILES = 256
+"""Open files besides connections: journal, index, libraries."""
+
+
+def notices(config: Config, gateway: GatewayConfig, *, has_keys: bool) -> list[str]:
+    """What is configured and does not do what one might think; raises the limit of open files on the way."""
+    said = []
+    unrun = {name: spec.verifier.kind for name, spec in config.task_types.items() if spec.verifier.kind != EXTERNAL}
+    if unrun:
+        listed = ", ".join(f"{name} ({kind})" for name, kind in unrun.items())
+        said.append(f"verifiers that are not run yet: {listed}; their programs wait for a verdict over HTTP")
+    if not has_keys and not is_loopback(gateway.host):
+        said.append(
+            f"listening on {gateway.host} without API keys: whoever reaches it may use every model, "
+            "report verdicts and see all programs (gateway.key_env)"
+        )
+    wanted = gateway.connections_max + len(config.backends) * (gateway.upstream_connections_max + 2) + OTHER_FILES
+    n_files = raise_file_limit(wanted)
+    if n_files < gateway.connections_max + OTHER_FILES:
+        said.append(
+            f"{n_files} files may be open here; gateway.connections_max is {gateway.connections_max} "
+            f"and would need {wanted} (ulimit -n)"
+        )
+    return said
+
+
+def raise_file_limit(wanted: int) -> int:
+    """Let this process open more files where the system allows it; returns how many it may open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft = wanted if soft == resource.RLIM_INFINITY else soft
+    goal = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if goal <= soft:
+        return soft
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (goal, hard))
+    except (OSError, ValueError):
+        return soft
+    return goal
+
+
+def with_embedder(config: Config, version: str) -> Config:
+    """The configuration that names what makes its contexts' components: another embedder means another context."""
+    context = msgspec.structs.replace(config.router.context, embedder=version)
+    return msgspec.structs.replace(config, router=msgspec.structs.replace(config.router, context=context))

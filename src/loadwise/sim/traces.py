@@ -1,0 +1,125 @@
+"""Recorded programs: a table with one row per call, as Parquet or as lines of JSON.
+
+Columns: `arrival_s` (from the trace's begin, or from the session's), `input_tokens`, `output_tokens`; and where there
+are programs of several calls `session`, with `service_s` (how long a call took) so that gaps are known; `hash_ids`
+names prompt blocks of 512 tokens, each for all that precedes it (Mooncake). A table without sessions is a table of
+programs of one call. Nothing is repaired: a hole, a number out of range or an arrival out of order is an error that
+names file, row, column and value.
+"""
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from loadwise.kernel.errors import ConfigError
+
+_NEEDED = ("arrival_s", "input_tokens", "output_tokens")
+_MOST_TOKENS = 100_000_000
+
+
+class Recorded(NamedTuple):
+    """One program: its arrival, and (growth, output, gap, repeated prefix, block names) of its turns."""
+
+    arrives_at_s: float
+    turns: tuple[tuple[int, int, float, int | None, tuple[int, ...]], ...]
+
+
+def read_trace(path: str) -> tuple[Recorded, ...]:
+    """The programs of a trace, by arrival.
+
+    Raises:
+        ConfigError: the file cannot be read, or a row is wrong.
+    """
+    rows = list(_rows(path))
+    if not rows:
+        raise ConfigError(f"trace {path!r} has no rows")
+    for i, row in enumerate(rows):
+        _check(path, i, row)
+    if all(row.get("session") is None for row in rows):
+        return _single_calls(path, rows)
+    return _sessions(path, rows)
+
+
+def _rows(path: str) -> Iterable[dict[str, Any]]:
+    try:
+        if path.endswith(".parquet"):
+            return _parquet_rows(path)
+        text = Path(path).read_text(encoding="utf-8")
+        return [msgspec.json.decode(line, type=dict[str, Any]) for line in text.splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
+        raise ConfigError(f"trace {path!r} cannot be read: {error}") from error
+
+
+def _parquet_rows(path: str) -> list[dict[str, Any]]:
+    try:
+        import pyarrow  # type: ignore[import-untyped]
+        import pyarrow.parquet  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise ConfigError(f"trace {path!r} is Parquet, which needs the extra `lab` (pyarrow)") from error
+    try:
+        rows: list[dict[str, Any]] = pyarrow.parquet.read_table(path).to_pylist()
+    except pyarrow.ArrowException as error:
+        raise ConfigError(f"trace {path!r} cannot be read: {error}") from error
+    return rows
+
+
+def _check(path: str, i: int, row: dict[str, Any]) -> None:
+    for name in _NEEDED:
+        value = row.get(name)
+        if value is None:
+            raise ConfigError(f"trace {path!r}, row {i}: {name} is missing")
+        least = 0 if name == "arrival_s" else 1
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not (math.isfinite(value) and least <= value <= _MOST_TOKENS):
+            raise ConfigError(f"trace {path!r}, row {i}: {name} is {value!r}; it must be a finite number >= {least}")
+    service = row.get("service_s")
+    if service is not None and not (math.isfinite(service) and service >= 0):
+        raise ConfigError(f"trace {path!r}, row {i}: service_s is {service!r}; it must be a finite number >= 0")
+    for value in row.get("hash_ids") or ():
+        if not (isinstance(value, int) and 0 <= value < 1 << 30):
+            raise ConfigError(f"trace {path!r}, row {i}: hash_ids has {value!r}; names are whole numbers in 0..2^30")
+
+
+def _single_calls(path: str, rows: list[dict[str, Any]]) -> tuple[Recorded, ...]:
+    programs: list[Recorded] = []
+    for i, row in enumerate(rows):
+        at_s = float(row["arrival_s"])
+        if programs and at_s < programs[-1].arrives_at_s:
+            before_s = programs[-1].arrives_at_s
+            raise ConfigError(f"trace {path!r}, row {i}: arrival_s is {at_s!r}, before the last row's {before_s!r}")
+        ids = tuple(row.get("hash_ids") or ())
+        programs.append(Recorded(at_s, ((int(row["input_tokens"]), int(row["output_tokens"]), 0.0, None, ids),)))
+    return tuple(programs)
+
+
+def _sessions(path: str, rows: list[dict[str, Any]]) -> tuple[Recorded, ...]:
+    calls: dict[str, list[tuple[int, dict[str, Any]]]] = {}
+    for i, row in enumerate(rows):
+        if row.get("session") is None:
+            raise ConfigError(f"trace {path!r}, row {i}: session is missing, while other rows have one")
+        calls.setdefault(str(row["session"]), []).append((i, row))
+    programs = [_session(path, session) for session in calls.values()]
+    # Sessions that all begin at their own 0 arrive together; those of one clock, when they began.
+    return tuple(sorted(programs, key=lambda program: program.arrives_at_s))
+
+
+def _session(path: str, rows: list[tuple[int, dict[str, Any]]]) -> Recorded:
+    turns: list[tuple[int, int, float, int | None, tuple[int, ...]]] = []
+    free_at_s = context = prompt = 0.0
+    for i, row in rows:
+        at_s, n_input, n_output = float(row["arrival_s"]), int(row["input_tokens"]), int(row["output_tokens"])
+        last_at_s = float(rows[len(turns) - 1][1]["arrival_s"]) if turns else 0.0
+        if turns and at_s < last_at_s:
+            raise ConfigError(
+                f"trace {path!r}, row {i}: arrival_s is {at_s!r}, before the {last_at_s!r} of its session's last call"
+            )
+        # A context that did not grow by its answer was edited: reasoning was dropped, or it was compacted.
+        kept = None if n_input >= context else int(min(prompt, n_input))
+        gap_s = max(at_s - free_at_s, 0.0) if turns else 0.0
+        turns.append((int(n_input - context), n_output, gap_s, kept, tuple(row.get("hash_ids") or ())))
+        prompt, context = n_input, n_input + n_output
+        free_at_s = at_s + float(row.get("service_s") or 0.0)
+    return Recorded(float(rows[0][1]["arrival_s"]), tuple(turns))

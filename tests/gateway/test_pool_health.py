@@ -1,0 +1,418 @@
+"""Backends that are not there: said at the start, refused at once, found again without a restart; and the selector."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engines import METRICS, Behaviour, Call, Engine, fails, hangs, resets, says, writes
+from sites import on_loop, pool, site, until
+
+from loadwise.gateway.probe import read_signals
+from loadwise.gateway.serve import start
+from loadwise.kernel.errors import ConfigError
+from loadwise.settings import parse_config
+
+
+async def closed_port() -> Engine:
+    """An engine that has a port and does not listen."""
+    engine = await Engine().start()
+    await engine.stop()
+    return engine
+
+
+@on_loop
+async def test_an_unreachable_backend_is_said_refused_and_found_again() -> None:
+    """The gateway starts, says so, refuses at once with Retry-After, and serves when the backend is up."""
+    engine = await closed_port()
+    async with site(engine, config=pool(engine)) as s:
+        assert any("'a' cannot be used" in text and "refused" in text for text in s.said), s.said
+        ready = await s.ask("GET", "/readyz")
+        assert (ready.status, ready.json["ready"], ready.json["models"]) == (503, False, [])
+        assert (ready.json["backends"]["a"]["health"], bool(ready.json["backends"]["a"]["detail"])) == ("down", True)
+        assert (await s.ask("GET", "/healthz")).status == 200
+        for stream in (False, True):
+            answer = await s.chat("p", stream=stream)
+            assert (answer.status, answer.error["code"]) == (503, "no_backend_available")
+            assert int(answer.headers["retry-after"]) >= 1
+        await engine.start()
+        await until(lambda: any("can be used" in text for text in s.said))
+        assert (await s.ask("GET", "/readyz")).status == 200
+        assert (await s.chat("p")).status == 200
+        await engine.stop()
+        await until(lambda: sum("cannot be used" in text for text in s.said) == 2)
+        assert (await s.chat("q")).status == 503
+        await engine.start()
+        await until(lambda: sum(": " not in text and "can be used" in text for text in s.said) == 2)
+        assert (await s.chat("q")).status == 200
+        await engine.stop()
+
+
+@on_loop
+async def test_a_pinned_model_without_a_backend_is_refused_and_others_serve() -> None:
+    """Only the model that cannot be reached is refused; `auto` goes elsewhere."""
+    up, down = await Engine().start(), await closed_port()
+    async with site(up, down, config=pool(up, down, models={"x": {}, "y": {}})) as s:
+        ready = await s.ask("GET", "/readyz")
+        assert (ready.status, ready.json["models"]) == (200, ["x"])
+        assert (await s.chat("p", model="y")).status == 503
+        assert [(await s.chat(f"p{n}")).headers["x-loadwise-model"] for n in range(4)] == ["x"] * 4
+
+
+@on_loop
+async def test_a_backend_that_does_not_answer_does_not_hold_up_the_start() -> None:
+    """A probe that hangs is given up on; until it has answered once the backend is not called ready."""
+    engine = await Engine().start()
+    engine.metrics = hangs
+    async with site(engine, config=pool(engine)) as s:
+        assert (await s.ask("GET", "/readyz")).status == 503
+        assert (await s.chat("p")).status == 200, "it is tried all the same"
+        engine.metrics = None
+        await until(lambda: s.gateway.probes[0].is_reachable)
+        assert (await s.ask("GET", "/readyz")).status == 200
+
+
+PROBED: dict[str, tuple[Behaviour, bool]] = {
+    "no metrics here": (fails(404), True),
+    "metrics are off (llama.cpp)": (fails(501), True),
+    "no right to see them": (fails(401), True),
+    "loading": (fails(503), False),
+    "broken": (fails(500), False),
+    "resets": (resets, False),
+    "not http": (writes(b"what?\r\n\r\n"), False),
+    "endless": (writes(b"HTTP/1.1 200 OK\r\ncontent-length: 99999999\r\n\r\n" + b"x" * (9 << 20)), False),
+}
+
+
+@pytest.mark.parametrize("name", PROBED)
+def test_a_probe_tells_alive_from_dead(name: str) -> None:
+    """Whatever `/metrics` answers, the probe goes on looking and the backend comes back."""
+    behaviour, is_up = PROBED[name]
+
+    @on_loop
+    async def run() -> None:
+        engine = await Engine().start()
+        engine.metrics = behaviour
+        async with site(engine, config=pool(engine)) as s:
+            assert s.gateway.probes[0].is_reachable is is_up
+            assert (await s.ask("GET", "/readyz")).status == (200 if is_up else 503)
+            engine.metrics = None
+            await until(lambda: s.router.backends.by_id["a"].signals)
+            assert (await s.ask("GET", "/readyz")).status == 200
+
+    run()
+
+
+def test_signals_are_read_by_their_exact_names() -> None:
+    """Sums over engines, the largest of ratios, nothing from comments, look-alikes, NaN or broken lines."""
+    page = """# HELP vllm:num_requests_running x
+# vllm:num_requests_running 99
+vllm:num_requests_running{engine="0",m="a} b"} 2.0
+vllm:num_requests_running{engine="1"} 3
+vllm:num_requests_running_total 50
+vllm:kv_cache_usage_perc{engine="0"} 0.25
+vllm:kv_cache_usage_perc{engine="1"} 0.5 1700000000
+vllm:num_requests_waiting NaN
+vllm:num_preemptions_total
+vllm:num_preemptions_total{ x
+ sglang:token_usage 1
+llamacpp:requests_deferred 4
+"""
+    assert read_signals(page) == {"n_running": 5.0, "kv_usage_ratio": 0.5, "n_waiting": 4.0}
+    assert read_signals("") == read_signals("\x00\n{}\n") == {}
+
+
+@on_loop
+async def test_signals_reach_the_decision() -> None:
+    """What the probe read stands in the journal's decisions and has an age."""
+    async with site(Engine()) as s:
+        signals = s.router.backends.by_id["a"].signals
+        assert METRICS and signals["n_running"].value == 1.0
+        assert 0.0 <= s.host.now_s() - signals["n_running"].observed_at_s < 60.0
+
+
+def chooses(answer: Any, status: int = 200) -> Behaviour:
+    async def behave(call: Call) -> None:
+        await call.respond(answer, status)
+
+    return behave
+
+
+BOTH: dict[str, Any] = {"x": {}, "y": {}}
+FIXED = {"name": "fixed", "candidate": "x"}
+UNUSABLE: dict[str, Behaviour] = {
+    "unknown model": chooses({"model": "z"}),
+    "a model of megabytes": chooses({"model": "z" * 3_000_000}),
+    "no model": chooses({}),
+    "wrong type": chooses({"model": 3}),
+    "propensity 0": chooses({"model": "y", "propensity": 0}),
+    "propensity 2": chooses({"model": "y", "propensity": 2}),
+    "propensity text": chooses({"model": "y", "propensity": "1"}),
+    "not json": chooses(b"y"),
+    "deep": chooses(b"[" * 200_000),
+    "nothing": chooses(b""),
+    "status 500": chooses({"model": "y"}, 500),
+    "status 302": chooses({"model": "y"}, 302),
+    "slow": hangs,
+    "resets": resets,
+    "no http": writes(b"hm\r\n\r\n"),
+}
+
+
+@on_loop
+async def test_the_selectors_word_counts() -> None:
+    """The selector is asked once a program, with the candidates, and its choice is carried out as its own."""
+    one, two = Engine(), Engine()
+    selector = await Engine(chooses({"model": "y", "propensity": 0.25})).start()
+    url = f"http://127.0.0.1:{selector.port}/select/me?team=a"
+    router = {"policy": FIXED, "selector": {"url": url, "timeout_s": 5.0}}
+    async with site(one, two, models=BOTH, router=router) as s:
+        for _ in range(2):
+            answer = await s.chat("p", metadata={"task_type": "t"})
+            assert answer.headers["x-loadwise-model"] == "y"
+        assert len(selector.calls) == 1 and selector.calls[0].path == "/select/me?team=a"
+        asked = selector.calls[0].json
+        assert asked["candidates"] == ["x", "y"] and (asked["program"], asked["task_type"]) == ("p", "t")
+        assert (await s.verdict("p")).json["credited"] is True
+        assert (await s.chat("pinned", model="x")).headers["x-loadwise-model"] == "x"
+        assert len(selector.calls) == 1
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_without_a_usable_word_the_policy_decides(name: str) -> None:
+    """Slow, broken or wrong: the turn is answered by the policy's choice."""
+
+    @on_loop
+    async def run() -> None:
+        selector = await Engine(UNUSABLE[name]).start()
+        router = {"policy": FIXED, "selector": {"url": f"http://127.0.0.1:{selector.port}", "timeout_s": 0.1}}
+        async with site(Engine(), Engine(), models=BOTH, router=router) as s:
+            answers = await asyncio.gather(*(s.chat("p") for _ in range(3)), s.chat("q"))
+            assert [(a.status, a.headers["x-loadwise-model"]) for a in answers] == [(200, "x")] * 4
+            assert not s.router.asked
+
+    run()
+
+
+@on_loop
+async def test_a_selector_that_refuses_costs_nothing() -> None:
+    """Nobody listens there: the policy decides at once."""
+    gone = await closed_port()
+    router = {"policy": FIXED, "selector": {"url": f"http://127.0.0.1:{gone.port}/s", "timeout_s": 5.0}}
+    async with site(Engine(), Engine(), models=BOTH, router=router) as s:
+        assert (await s.chat("p")).headers["x-loadwise-model"] == "x"
+        client = asyncio.ensure_future(s.chat("q"))
+        client.cancel()
+
+
+@on_loop
+async def test_a_client_that_leaves_while_the_selector_thinks() -> None:
+    """The late word is about nobody; the laws hold."""
+    selector = await Engine(hangs).start()
+    router = {"policy": FIXED, "selector": {"url": f"http://127.0.0.1:{selector.port}/", "timeout_s": 5.0}}
+    async with site(Engine(), Engine(), models=BOTH, router=router) as s:
+        client = asyncio.ensure_future(s.chat("q"))
+        await until(lambda: selector.calls)
+        client.cancel()
+        await until(lambda: s.counts.cancelled == 1)
+        selector.usual = chooses({"model": "y"})
+        assert (await s.chat("r")).headers["x-loadwise-model"] == "y"
+
+
+@pytest.mark.parametrize("url", ["http://", "http://h:99999/", "http://h/ü", "http://h/a b", "http://user@h/"])
+def test_a_selectors_url_that_cannot_be_asked_is_a_config_error(url: str) -> None:
+    """Said at the start, by name."""
+
+    @on_loop
+    async def run() -> None:
+        config = pool(Engine(), router={"selector": {"url": url}})
+        config["gateway"] = {"port": 0, "journal": None}
+        with pytest.raises(ConfigError, match="selector"):
+            await start(parse_config(config))
+
+    run()
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"gateway": {"prot": 1}}, "prot"),
+        ({"gateway": {"port": 70000}}, "70000"),
+        ({"gateway": {"key_env": "NO_SUCH_KEYS"}}, "NO_SUCH_KEYS"),
+        ({"gateway": {"grace_s": float("nan")}}, "grace_s"),
+        ({"gateway": {"body_max_bytes": 0}}, "body_max_bytes"),
+        ({"backends": [{"name": "a", "model": "m", "url": ""}]}, "no url"),
+        ({"backends": [{"name": "a", "model": "m", "url": "ftp://h"}]}, "ftp"),
+        ({"backends": [{"name": "a", "model": "m", "url": "http://h", "key_env": "NO_SUCH_KEY"}]}, "NO_SUCH_KEY"),
+    ],
+)
+def test_a_gateway_that_cannot_be_served_says_why(more: dict[str, Any], text: str) -> None:
+    """Each is a ConfigError that names the thing, and leaves nothing open."""
+
+    @on_loop
+    async def run() -> None:
+        config = {**pool(Engine()), "gateway": {"port": 0, "journal": None}, **json.loads(json.dumps(more))}
+        config["gateway"] = {"journal": None, **config["gateway"]}
+        with pytest.raises(ConfigError, match=text):
+            await start(parse_config(config), environment={})
+
+    run()
+
+
+@on_loop
+async def test_a_port_that_is_taken_is_a_config_error() -> None:
+    """Two gateways on one port: the second says so."""
+    async with site(Engine()) as s:
+        config = {**pool(s.engine), "gateway": {"port": s.port, "journal": None}}
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{s.port}"):
+            await start(parse_config(config), environment={})
+
+
+@on_loop
+async def test_our_own_connection_limit_is_not_the_backends_fault() -> None:
+    """Turns that find no free connection are told to come again; the backend stays up, and its probe sees it."""
+    engine = Engine(hangs)
+    async with site(engine, upstream_connections_max=2, backend_0={"connect_timeout_s": 0.1}) as s:
+        clients = [asyncio.ensure_future(s.chat(f"p{n}")) for n in range(2)]
+        await until(lambda: len(engine.calls) == 2)
+        for answer in await asyncio.gather(*(s.chat(f"q{n}", stream=n % 2 == 0) for n in range(6))):
+            assert (answer.status, answer.error["code"]) == (503, "connections_busy")
+            assert int(answer.headers["retry-after"]) >= 1
+        state = s.router.backends.by_id["a"]
+        assert (state.health, state.n_failures, state.is_cooling) == ("up", 0, False)
+        assert s.gateway.probes[0].is_reachable and (await s.ask("GET", "/readyz")).status == 200
+        engine.usual = says()
+        clients[0].cancel()
+        await until(lambda: s.counts.cancelled == 1)
+        assert (await s.chat("r")).status == 200
+        clients[1].cancel()
+        await until(lambda: s.counts.cancelled == 2)
+
+
+async def probed() -> tuple[Engine, list[Any]]:
+    """An engine, and how its metrics are answered one look after another."""
+    engine, looks = await Engine().start(), []
+
+    async def behave(call: Call) -> None:
+        if looks:
+            await looks.pop(0)(call)
+        else:
+            await call.respond(METRICS, kind="text/plain")
+
+    engine.metrics = behave
+    return engine, looks
+
+
+@on_loop
+async def test_one_bad_look_is_no_reason_to_stop_several_are() -> None:
+    """Broken or answered with 5xx: three in a row take a backend down, a good one between begins the count anew."""
+    engine, looks = await probed()
+    async with site(engine, config=pool(engine), probe_interval_s=60.0) as s:
+        probe, state = s.gateway.probes[0], s.router.backends.by_id["a"]
+        for bad in (fails(500), writes(b"what?\r\n\r\n"), fails(503)):
+            looks += [bad, bad]
+            for _ in range(3):
+                await probe.poll()
+                assert (probe.is_reachable, state.health) == (True, "up")
+        looks += [fails(500), writes(b"what?\r\n\r\n"), fails(503)]
+        for health in ("up", "up", "down"):
+            await probe.poll()
+            assert state.health == health
+        await probe.poll()
+        assert (probe.is_reachable, state.health) == (True, "up")
+
+
+@on_loop
+async def test_slow_metrics_are_no_dead_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy engine may be slow to show them, even at the start."""
+    monkeypatch.setattr("loadwise.gateway.probe.TIMEOUT_S", 0.01)
+    engine, looks = await probed()
+    looks += [hangs, hangs]
+    async with site(engine, config=pool(engine), probe_interval_s=60.0) as s:
+        probe, state = s.gateway.probes[0], s.router.backends.by_id["a"]
+        assert (probe.is_reachable, state.health) == (None, "up")
+        await probe.poll()
+        assert (probe.is_reachable, state.health) == (None, "up")
+        looks += [hangs]
+        await probe.poll()
+        assert (probe.is_reachable, state.health) == (False, "down")
+
+
+@on_loop
+async def test_a_closed_port_is_down_at_once_and_found_again() -> None:
+    """Refused is certain; the probe that said so says when it is over."""
+    engine, _ = await probed()
+    async with site(engine, config=pool(engine), probe_interval_s=60.0) as s:
+        probe, state = s.gateway.probes[0], s.router.backends.by_id["a"]
+        await engine.stop()
+        await until(lambda: s.gateway.probes[0]._link.watched.statistics().connections == 0)
+        await probe.poll()
+        assert (probe.is_reachable, state.health) == (False, "down")
+        await engine.start()
+        await probe.poll()
+        assert (probe.is_reachable, state.health) == (True, "up")
+
+
+@on_loop
+async def test_a_probe_does_not_end_a_cooldown_that_failed_calls_have_earned() -> None:
+    """Metrics may be fine where calls are not: the router's own clock ends it; a probe's `down` replaces it."""
+    engine, _ = await probed()
+    engine.usual = resets
+    async with site(engine, config=pool(engine), probe_interval_s=60.0) as s:
+        probe, state = s.gateway.probes[0], s.router.backends.by_id["a"]
+        for n in range(3):
+            await s.chat(f"p{n}")
+        assert (state.health, state.is_cooling) == ("down", True)
+        for _ in range(5):
+            await probe.poll()
+            assert (state.health, state.is_cooling) == ("down", True)
+        await engine.stop()
+        await until(lambda: s.gateway.probes[0]._link.watched.statistics().connections == 0)
+        await probe.poll()
+        assert (state.health, state.is_cooling) == ("down", False)
+        await engine.start()
+        await probe.poll()
+        assert probe.is_reachable and (state.health, state.is_cooling) == ("down", True), "it is sat out all the same"
+
+
+@on_loop
+async def test_a_cooldown_of_what_could_not_be_reached_ends_when_it_can() -> None:
+    """Refused calls say what a probe can disprove: an engine that is back serves at once."""
+    engine, _ = await probed()
+    async with site(engine, config=pool(engine), probe_interval_s=60.0) as s:
+        probe, state = s.gateway.probes[0], s.router.backends.by_id["a"]
+        await engine.stop()
+        await until(lambda: probe._link.upstream.statistics().connections == 0)
+        for n in range(3):
+            await s.chat(f"p{n}")
+        assert (state.health, state.is_cooling) == ("down", True)
+        await engine.start()
+        await probe.poll()
+        assert state.health == "up"
+        assert (await s.chat("p")).status == 200
+
+
+@on_loop
+async def test_what_an_earlier_run_called_down_is_called_up(tmp_path: Path) -> None:
+    """The journal remembers a backend as down; the probe of the next run knows better."""
+    engine, _ = await probed()
+    async with site(engine, config=pool(engine), journal=tmp_path) as s:
+        await engine.stop()
+        await until(lambda: s.router.backends.by_id["a"].health == "down" and s.gateway.probes[0].is_reachable is False)
+    await engine.start()
+    async with site(engine, config=pool(engine), journal=tmp_path) as s:
+        assert s.router.backends.by_id["a"].health == "up"
+
+
+@on_loop
+async def test_a_paid_api_is_looked_at_seldom() -> None:
+    """Its list of models is asked for every 30 s, an engine's metrics as often as configured."""
+    engine = await Engine(fails(404)).start()
+    async with site(engine, config=pool(engine, backend_0={"engine": "api"}), probe_interval_s=0.05) as s:
+        assert s.gateway.probes[0].interval_s == 30.0
+        assert [call.path for call in engine.calls] == ["/v1/models"]
+    async with site(engine, config=pool(engine), probe_interval_s=0.05) as s:
+        assert s.gateway.probes[0].interval_s == 0.05
