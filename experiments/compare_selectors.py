@@ -29,17 +29,23 @@ def main() -> None:
     """Run every cell and record."""
     arguments = arguments_of(__doc__, 50)
     settings: dict[str, Any] = {"policies": (*LEARNERS, *OTHERS), "verifications": ("adaptive", "single")}
-    cells = []
+    latency = decision_us(arguments.data)
+    cells: list[dict[str, Any]] = []
     for n_passes in (1, 8):
         for pair in PAIRS:
             name = f"swe+terminal2 {'/'.join(pair)} {n_passes}"
             more = {**settings, "n_orders": arguments.orders, "n_passes": n_passes}
             cells.append(run_cell(name, arguments.data, ("swe", "terminal2"), pair, **more))
+            record("selectors", cells, table(cells, latency))  # after each cell: the last ones take an hour
         more = {**settings, "n_orders": max(arguments.orders // 10, 1), "n_passes": n_passes}
         # One verifier reads all of CodeRouterBench, and it is not the patch verifier: adaptive only.
         more["verifications"] = ("adaptive",)
         cells.append(run_cell(f"crb all-8 {n_passes}", arguments.data, ("crb",), CRB_MODELS, **more))
-    latency = decision_us(arguments.data)
+        record("selectors", cells, table(cells, latency))
+
+
+def table(cells: list[dict[str, Any]], latency: dict[str, str]) -> str:
+    """Every selector against every cell so far, and the best of each."""
     lines = [
         "Cross-fitted gain over the hull, pp (cost weight or threshold of each half chosen on the other); for one-point"
         " selectors the gain of the point. The cascade makes more than one attempt a task.",
@@ -52,11 +58,11 @@ def main() -> None:
             found = [gain(cell, policy, verification) for cell in cells]
             if any(found):
                 lines.append(f"| {policy}, {verification} | {' | '.join(found)} | {latency.get(policy, '')} |")
-    lines += ["", "Best selector of one attempt per stream under adaptive verification:", ""]
+    lines += ["", "Best selectors of one attempt per stream under adaptive verification:", ""]
     for cell in cells:
         ranked = sorted(((number(cell, policy), policy) for policy in (*LEARNERS, *OTHERS[:4])), reverse=True)
         lines.append(f"- {cell['cell']} passes: " + ", ".join(f"{policy} {value:+.1f}" for value, policy in ranked[:4]))
-    record("selectors", cells, "\n".join(lines) + "\n")
+    return "\n".join(lines) + "\n"
 
 
 def points_of(cell: dict[str, Any], policy: str, verification: str) -> list[dict[str, Any]]:
