@@ -129,7 +129,7 @@ def test_after_a_storm_nothing_is_left(tmp_path: Path, seed: int) -> None:
         ) as s:
             await storm(s, rng, 2000, 24)
             await until(lambda: not s.router.turns)
-            assert s.counts.arrived > 1000 and s.counts.completed > 400 and s.counts.cancelled > 0
+            assert s.counts.arrived > 1000 and s.counts.completed > 400 and s.counts.cancelled > 20
             assert not s.host.relay_by_turn and not s.host._queue
             for engine in engines:
                 engine.usual = says()

@@ -2,9 +2,6 @@
 
 import resource
 
-import msgspec
-
-from loadwise.router.machine import EXTERNAL
 from loadwise.settings import Config
 
 from .config import GatewayConfig
@@ -17,9 +14,8 @@ OTHER_FILES = 256
 def notices(config: Config, gateway: GatewayConfig, *, has_keys: bool) -> list[str]:
     """What is configured and does not do what one might think; raises the limit of open files on the way."""
     said = []
-    unrun = {name: spec.verifier.kind for name, spec in config.task_types.items() if spec.verifier.kind != EXTERNAL}
-    if unrun:
-        listed = ", ".join(f"{name} ({kind})" for name, kind in unrun.items())
+    if config.unrun_verifiers:
+        listed = ", ".join(f"{name} ({kind})" for name, kind in config.unrun_verifiers.items())
         said.append(f"verifiers that are not run yet: {listed}; their programs wait for a verdict over HTTP")
     if not has_keys and not is_loopback(gateway.host):
         said.append(
@@ -48,9 +44,3 @@ def raise_file_limit(wanted: int) -> int:
     except (OSError, ValueError):
         return soft
     return goal
-
-
-def with_embedder(config: Config, version: str) -> Config:
-    """The configuration that names what makes its contexts' components: another embedder means another context."""
-    context = msgspec.structs.replace(config.router.context, embedder=version)
-    return msgspec.structs.replace(config, router=msgspec.structs.replace(config.router, context=context))

@@ -20,7 +20,7 @@ from loadwise.kernel.errors import ConfigError, JournalError
 from loadwise.kernel.ids import BackendId
 from loadwise.kernel.stack import Stack
 from loadwise.runner.embed import Embedder
-from loadwise.settings import Config, convert, open_stack
+from loadwise.settings import Config, convert, open_stack, with_embedder
 from loadwise.wire.heads import Ticker
 from loadwise.wire.server import Limits, Server
 
@@ -30,7 +30,7 @@ from .config import GatewayConfig
 from .guard import Guard
 from .host import Host
 from .meter import Meter
-from .notices import notices, with_embedder
+from .notices import notices
 from .probe import Probe
 from .programs import OnDurable, Programs
 from .routes import Routes
