@@ -416,3 +416,12 @@ async def test_a_paid_api_is_looked_at_seldom() -> None:
         assert [call.path for call in engine.calls] == ["/v1/models"]
     async with site(engine, config=pool(engine), probe_interval_s=0.05) as s:
         assert s.gateway.probes[0].interval_s == 0.05
+
+
+@on_loop
+async def test_what_a_policy_does_wrong_and_what_is_not_believed_is_shown() -> None:
+    """Both counts stand in the metrics, so that a silent fallback is not silent."""
+    async with site(Engine()) as s:
+        s.counts.policy_errors, s.counts.malformed = 3, 2
+        page = (await s.ask("GET", "/metrics")).body.decode()
+        assert "\nloadwise_policy_errors_total 3.0\n" in page and "\nloadwise_malformed_total 2.0\n" in page

@@ -114,6 +114,11 @@ def _program_families(router: Router, turns: "Turns") -> Iterator[Metric]:
     ):
         verdicts.add_metric([fate], n)
     yield verdicts
+    text = "Times that a user's policy class raised or answered nonsense; the cheapest model was taken"
+    yield CounterMetricFamily("loadwise_policy_errors", text, value=counts.policy_errors)
+    yield CounterMetricFamily(
+        "loadwise_malformed", "Events or usage that could not be believed", value=counts.malformed
+    )
     prefixes = CounterMetricFamily("loadwise_prefix", "Requests without an id, by recognition", labels=["result"])
     for result, n in (
         ("matched", turns.prefixes.n_matched),
