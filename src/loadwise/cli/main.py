@@ -23,6 +23,7 @@ SUMMARY_BY_COMMAND = {
     "emulate": "run emulated engines behind HTTP",
     "simulate": "run a scenario file in virtual time",
     "journal": "story, replay, verify or cat of a journal",
+    "whatif": "estimate what another policy would have earned on a journal's programs",
     "why": "say why a program ran where it ran",
     "lab": "experiments: replay of measured outcomes",
 }
