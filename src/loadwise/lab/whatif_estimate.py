@@ -23,7 +23,7 @@ Both are consistent. The first is a matter of luck where few explored decisions 
 a region: no variance seen there), the second where residuals differ between regions; the interval takes their mean. Its
 quantile is Student's at the degrees of freedom that the terms' squares have (Satterthwaite): (Σ E z²)² / Σ E z⁴. And σ²_k
 begins with `PRIOR_COUNT` decisions of the widest spread that the outcome allows, so that five explored decisions that
-all happened to succeed are not taken for certainty.
+all happened to succeed are not taken for certainty; they count among the degrees of freedom.
 
 The value meant is that of the population that the log's programs are drawn from, not of these very programs.
 
@@ -226,7 +226,7 @@ class _Figures:
         within = float((sample.variation(target, 2) @ variances).sum())
         quartic = float((np.abs(sample.variation(target, 4)) @ variances**2).sum())
         realised = float((terms * terms).sum())
-        freedom = within * within / quartic if quartic > 0.0 else n - 1.0
+        freedom = PRIOR_COUNT + within * within / quartic if quartic > 0.0 else n - 1.0
         half = student_quantile(freedom) * math.sqrt((within + between + realised) / 2.0) / n
         return Estimate(value, value - half, value + half)
 
@@ -260,13 +260,13 @@ def student_quantile(freedom: float) -> float:
         z = -1.959963984540054
         y = z * z
         if n < 5.0:
-            c += 0.3 * (n - 4.5) * (abs(z) + 0.6)
+            c += 0.3 * (n - 4.5) * (z + 0.6)
         c = (((0.05 * d * z - 5.0) * z - 7.0) * z - 2.0) * z + b + c
         y = (((((0.4 * y + 6.3) * y + 36.0) * y + 94.5) / c - y - 3.0) / b + 1.0) * z
         y = math.expm1(a * y * y)
     else:
-        y = (1.0 / (((n + 6.0) / (n * y) - 0.089 * d - 0.822) * (n + 2.0) * 3.0) + 0.5 / (n + 4.0)) * y - 1.0
-        y = y * (n + 1.0) / (n + 2.0) + 1.0 / y
+        tail = (1.0 / (((n + 6.0) / (n * y) - 0.089 * d - 0.822) * (n + 2.0) * 3.0) + 0.5 / (n + 4.0)) * y - 1.0
+        y = tail * (n + 1.0) / (n + 2.0) + 1.0 / y
     return math.sqrt(n * abs(y))
 
 
