@@ -53,7 +53,7 @@ WORLDS = (
     ),
 )
 TARGETS = {
-    "pair": ("fixed:small", "fixed:large", "mixing?weights={\"small\":0.7,\"large\":0.3}", "random", "linucb?alpha=0.1"),
+    "pair": ("fixed:small", "fixed:large", 'mixing?weights={"small":0.7,"large":0.3}', "random", "linucb?alpha=0.1"),
     "three": ("fixed:mini", "fixed:mid", "fixed:top", "random", "linucb?alpha=0.1", "epsilon_greedy"),
 }
 

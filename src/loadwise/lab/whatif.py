@@ -137,7 +137,9 @@ def as_notes(found: Answer) -> list[str]:
     """What the numbers rest on, in sentences."""
     target, log, estimates = found.target, found.log, found.estimates
     n = len(target.decisions)
-    learned = f", which learned from {target.n_learned} earlier verdicts and is frozen" if target.mode == "frozen" else ""
+    learned = (
+        f", which learned from {target.n_learned} earlier verdicts and is frozen" if target.mode == "frozen" else ""
+    )
     notes = [
         f"policy {target.label} ({target.mode}{learned}) on {n} decisions, worth {estimates.effective_n:.0f} of its own"
         f" (largest weight {estimates.weight_max:.0f})"

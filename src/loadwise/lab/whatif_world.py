@@ -140,9 +140,7 @@ def write_log(spec: WorldSpec, config: Config, n: int, seed: int) -> list[Entry]
         (dispatch,) = (command for command in tell(arrived) if isinstance(command, c.Dispatch))
         usage = Usage(prompt_tokens=int(programs.tokens[row, spec.models.index(dispatch.model)]))
         tell(
-            e.AttemptEnded(
-                at_s=at_s, turn_id=TurnId(row + 1), attempt=1, outcome=AttemptOutcome.COMPLETED, usage=usage
-            )
+            e.AttemptEnded(at_s=at_s, turn_id=TurnId(row + 1), attempt=1, outcome=AttemptOutcome.COMPLETED, usage=usage)
         )
         flying.append((row, dispatch.model))
         if len(flying) > spec.in_flight:
