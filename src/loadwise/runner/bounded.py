@@ -1,9 +1,10 @@
 """Runs a command with bounds on all that it may use, and kills it as a whole.
 
-Theory of operation. The command is started as the leader of its own session. One loop feeds its input, reads its output
-as it comes and looks at its tree of processes a few times a second: memory, CPU time and number are those of the whole
-tree, which no resource limit of the kernel counts. Whatever passes its bound, the whole tree is killed. A flood of output
-is read no further than its bound, so it fills no memory, and a reader that is slow blocks nobody but the command.
+Theory of operation. The command is started as the leader of its own session. One loop feeds its input, reads its
+output as it comes and looks at its tree of processes a few times a second: memory, CPU time and number are those of
+the whole tree, which no resource limit of the kernel counts. Whatever passes its bound, the whole tree is killed. A
+flood of output is read no further than its bound, so it fills no memory, and a reader that is slow blocks nobody but
+the command.
 
 `run_bounded` blocks its thread; call it off the event loop, on a thread that outlives the run: the kernel kills
 children of `--die-with-parent` when the *thread* that started them ends.
@@ -14,8 +15,10 @@ import os
 import selectors
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from typing import NamedTuple
 
 from loadwise.verify.check import Limits
@@ -28,6 +31,8 @@ CROWDED_LOOKS = 4
 """Looks in a row that find as many processes as there may be."""
 REAP_S = 5.0
 """How long the kernel may take to bury what was killed."""
+STOP: ContextVar[threading.Event | None] = ContextVar("stop", default=None)
+"""Set in the context of a run: when the event is set, the run is killed, however much of its time is left."""
 _CHUNK_BYTES = 65536
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -96,6 +101,7 @@ class _Run:
         self._room: dict[str, int] = {}
         self._began_at_s = time.monotonic()
         self._n_crowded = 0
+        self._stop = STOP.get()
         self.peak_bytes = 0
         self.cpu_s = 0.0
 
@@ -129,6 +135,8 @@ class _Run:
             for key, _ in selector.select(LOOK_S):
                 if not self._carry(selector, key):
                     return Trouble.OUTPUT
+            if self._stop is not None and self._stop.is_set():
+                return Trouble.STOPPED
             if self.wall_s >= self.limits.wall_s:
                 return Trouble.WALL
             if self.process.poll() is not None:

@@ -30,6 +30,8 @@ class Trouble(enum.StrEnum):
     """It asked for a file that is not there for it, or may not be written."""
     SANDBOX = "sandbox"
     """The sandbox itself did not start: an error of ours, never the answer's fault."""
+    STOPPED = "stopped"
+    """We are stopping; it says nothing about the run."""
     REFUSED = "refused"
     """It may not or cannot be run here."""
 
@@ -113,6 +115,7 @@ def described(outcome: Outcome, limits: Limits) -> str:
         Trouble.NETWORK: "it asked for a network, and has none",
         Trouble.DENIED: "it asked for a file that it may not read or write",
         Trouble.SANDBOX: f"the sandbox did not start: {outcome.detail}",
+        Trouble.STOPPED: "it was stopped because Loadwise stops",
         Trouble.REFUSED: outcome.detail,
     }
     return texts[outcome.trouble]

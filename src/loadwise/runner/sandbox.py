@@ -1,14 +1,15 @@
 """Where untrusted code runs: a bubblewrap sandbox, or by explicit word of the operator plain resource limits.
 
-Theory of operation. `setpriv` drops to a user that owns nothing (root would be exempt from the limit on processes; each
-running sandbox has a user of its own, since that limit is counted per user). `bwrap` gives the command its own
-namespaces (no network, own processes, own users) and a root file system of its own, of which only the system's programs
-and libraries are shown, read-only; `/work` and `/tmp` are writable, in memory and bounded. Inside, a steward unpacks the
-files, has `prlimit` bound each process, and hands back the files that were asked for. `bounded.run_bounded` watches all
-processes together from outside and kills them as a whole. The environment is empty, input comes by a pipe.
+Theory of operation. `setpriv` drops to a user that owns nothing (root would be exempt from the limit on processes;
+each running sandbox has a user of its own, since that limit is counted per user). `bwrap` gives the command its own
+namespaces (no network, own processes, own users) and a root file system of its own, of which only the system's
+programs and libraries are shown, read-only; `/work` and `/tmp` are writable, in memory and bounded. Inside, a steward
+unpacks the files, has `prlimit` bound each process, and hands back the files that were asked for.
+`bounded.run_bounded` watches all processes together from outside and kills them as a whole. The environment is empty,
+input comes by a pipe.
 
-What this does not do: it shares the kernel. Code that breaks the kernel breaks out; who must run such code puts Loadwise
-on a machine of its own, or verifies by `command` or `webhook` somewhere else.
+What this does not do: it shares the kernel. Code that breaks the kernel breaks out; who must run such code puts
+Loadwise on a machine of its own, or verifies by `command` or `webhook` somewhere else.
 """
 
 import contextlib
