@@ -3,6 +3,7 @@ interface and tried against a fake engine only: unproven until it has run with a
 """
 
 import io
+import os
 import secrets
 import shutil
 import tarfile
@@ -98,8 +99,6 @@ class CommandLineEngine:
     def _call(self, limits: Limits, *words: str, stdin: bytes = b"") -> Outcome:
         # The client's own memory and processes are not the container's.
         own = msgspec.structs.replace(_SETUP, wall_s=limits.wall_s, output_bytes=limits.output_bytes)
-        import os
-
         return run_bounded([self._path, *words], own, stdin=stdin, environment=os.environ)[0]
 
     def _problem(self, *words: str, stdin: bytes = b"") -> Finding | None:

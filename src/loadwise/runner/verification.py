@@ -114,8 +114,8 @@ class Tally:
         key = (kind, verdict.verdict.value)
         self.n_by_outcome[key] = self.n_by_outcome.get(key, 0) + 1
         n, total_s = self.seconds_by_kind.get(kind, (0, 0.0))
-        self.seconds_by_kind[kind] = (n + 1, total_s + verdict.took_s)
-        self.cost_usd_by_kind[kind] = self.cost_usd_by_kind.get(kind, 0.0) + verdict.cost_usd
+        self.seconds_by_kind[kind] = (n + 1, total_s + (verdict.took_s or 0.0))
+        self.cost_usd_by_kind[kind] = self.cost_usd_by_kind.get(kind, 0.0) + (verdict.cost_usd or 0.0)
 
 
 class Verification:
@@ -231,7 +231,7 @@ class Verification:
             verdict = _abstained(verifier.kind, verifier.version, f"the quota is used up: {spent}")
         else:
             verdict = await self.judge(verifier, job.case)
-            one.spend(self._now_s(), verdict.cost_usd)
+            one.spend(self._now_s(), verdict.cost_usd or 0.0)
         if not self.config.keeps_evidence:
             verdict = msgspec.structs.replace(verdict, evidence={})
         self._hand_over(job, verdict)

@@ -5,6 +5,7 @@ hundred calls, so that what a library leaks stays bounded.
 """
 
 import contextlib
+import json
 import os
 import selectors
 import subprocess
@@ -19,6 +20,8 @@ from .compute import FRAME_MAX_BYTES, LENGTH, frame
 CALLS_PER_WORKER = 300
 START_S = 30.0
 """Added to the first call of a worker: importing a computer algebra takes seconds."""
+PASSED_ON = ("PATH", "PYTHONPATH", "LANG", "VIRTUAL_ENV")
+"""What of the environment a worker sees: no keys."""
 VALUE_MAX_BYTES = 4 * 1024 * 1024
 
 _status = FindingStatus
@@ -37,9 +40,7 @@ class Worker:
 
     def __init__(self) -> None:
         self.n_calls = 0
-        environment = {
-            name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LANG", "VIRTUAL_ENV") if name in os.environ
-        }
+        environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "loadwise.runner.compute"],
             stdin=subprocess.PIPE,
@@ -59,8 +60,6 @@ class Worker:
         Raises:
             _Late, _Gone: the worker is of no more use.
         """
-        import json
-
         ask = {"function": check.function, "arguments": check.arguments, "memory_bytes": check.memory_bytes}
         ends_at_s = time.monotonic() + check.wall_s + (START_S if self.n_calls == 0 else 0.0)
         self.n_calls += 1
