@@ -22,6 +22,7 @@ import msgspec
 
 from loadwise.kernel.fact import Fact
 from loadwise.kernel.work import Verdict, VerdictKind
+from loadwise.settings import QuotaSpec
 from loadwise.verify.case import Case
 from loadwise.verify.check import Check, Finding, FindingStatus
 from loadwise.verify.verifier import STEPS_MAX, Verifier, Wanted
@@ -35,13 +36,6 @@ RECHECK_S = 60.0
 """A verifier that could not be checked (its service is down) is tried again after so long, when it is needed."""
 
 Deliver = Callable[[Job, Verdict], None]
-
-
-class Quota(Fact, frozen=True, kw_only=True):
-    """What the verifier of one task type may spend in any hour; None has no bound."""
-
-    per_hour: int | None = None
-    usd_per_hour: float | None = None
 
 
 class Health(Fact, frozen=True, kw_only=True):
@@ -66,12 +60,12 @@ class Assigned:
         task_type: str,
         verifier: Verifier,
         *,
-        quota: Quota | None = None,
+        quota: QuotaSpec | None = None,
         known: tuple[Case | None, Case | None] = (None, None),
     ) -> None:
         self.task_type = task_type
         self.verifier = verifier
-        self.quota = Quota() if quota is None else quota
+        self.quota = QuotaSpec() if quota is None else quota
         self.known_pass = known[0] if known[0] is not None else verifier.known_pass()
         self.known_fail = known[1] if known[1] is not None else verifier.known_fail()
         self.health = Health()
