@@ -196,7 +196,7 @@ class Host:
                 assert command.decision_id not in self.decided
                 self.decided[command.decision_id] = command
             case c.RecordCredit():
-                assert command.decision_id not in self.credited, "law L11"
+                assert command.decision_id not in self.credited or command.replaces is not None, "law L11"
                 self.credited.add(command.decision_id)
             case c.AskSelector():
                 self.asked[command.decision_id] = command

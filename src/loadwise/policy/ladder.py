@@ -1,5 +1,4 @@
-"""Whether a program whose verifier said *fail* should run again, and on which model: learned from verdicts that are wrong
-now and then.
+"""Whether a program that its verifier failed should run again, and on which model: learned from verdicts that may be wrong.
 
 Let p₁ be the pass rate of first attempts of model m at context x, p₂ that of attempts of k after a failed verdict of m,
 φ and ψ the verifier's rates of false passes and false fails. What the verifier sees is
@@ -154,8 +153,21 @@ class Ladder:
             (n_failed + AUDIT_PRIOR * before[1]) / (n_right + AUDIT_PRIOR),
         )
 
-    def climb(self, x: Vector, failed: str, candidates: Sequence[str]) -> list[Rung]:
-        """The models that it pays to go to after `failed` has failed, best first; empty where it pays to stop."""
+    def climb(
+        self,
+        x: Vector,
+        failed: str,
+        candidates: Sequence[str],
+        *,
+        rates: tuple[float, float] | None = None,
+        is_judged: bool = True,
+    ) -> list[Rung]:
+        """The models that it pays to go to after `failed` has failed, best first; empty where it pays to stop.
+
+        Args:
+            rates: φ and ψ of the verifier that judges here; None takes the ladder's own.
+            is_judged: false where the attempt is given up without a verdict: stopping then means to let it go on.
+        """
         if not candidates:
             return []
         (first,), _ = self._part["first"].estimate(x, [failed])
@@ -165,21 +177,22 @@ class Ladder:
         for name, mean, spread, cost in zip(candidates, means, spreads, costs, strict=True):
             passed = min(max(mean + self._options.optimism * spread, 0.0), 1.0)
             cost_usd = max(cost, 0.0)
-            go, stop = self._worst(min(max(first, 0.0), 1.0), passed)
+            go, stop = self._worst(min(max(first, 0.0), 1.0), passed, rates or self.rates, is_judged)
             value = self._gain * (go - stop) + self._reward.reward(0.0, cost_usd)
             if value > 0.0:
                 rungs.append(Rung(candidate=name, value=value, go=go, stop=stop, cost_usd=cost_usd))
         return sorted(rungs, key=lambda rung: (-rung.value, rung.candidate))
 
-    def _worst(self, first: float, passed: float) -> tuple[float, float]:
+    def _worst(
+        self, first: float, passed: float, rates: tuple[float, float] | None, is_judged: bool
+    ) -> tuple[float, float]:
         """`go` and `stop` under the known rates, or under those of the allowed pairs that speak most against going."""
-        rates = self.rates
         if rates is not None:
-            return _denoised(first, passed, *rates)
+            return _denoised(first, passed, *rates, is_judged)
         highest_pass = min(RATE_MAX, first, passed)
         highest_fail = min(RATE_MAX, 1.0 - max(first, passed))
         pairs = [(φ, ψ) for φ in (0.0, highest_pass) for ψ in (0.0, highest_fail)]
-        return min((_denoised(first, passed, *pair) for pair in pairs), key=lambda pair: pair[0] - pair[1])
+        return min((_denoised(first, passed, *pair, is_judged) for pair in pairs), key=lambda pair: pair[0] - pair[1])
 
     def dump(self) -> bytes:
         """Everything learned."""
@@ -216,7 +229,9 @@ class Ladder:
         return {field: getattr(options, field) for field in options.__struct_fields__ if field != "n_features"}
 
 
-def _denoised(first: float, passed: float, false_pass: float, false_fail: float) -> tuple[float, float]:
+def _denoised(
+    first: float, passed: float, false_pass: float, false_fail: float, is_judged: bool = True
+) -> tuple[float, float]:
     """`go` and `stop` of the module's description.
 
     >>> [round(value, 3) for value in _denoised(0.5, 0.5, 0.1, 0.1)]
@@ -224,6 +239,6 @@ def _denoised(first: float, passed: float, false_pass: float, false_fail: float)
     """
     clear = 1.0 - false_pass - false_fail
     right = min(max((first - false_pass) / clear, 0.0), 1.0)
-    stop = min(false_fail * right / max(1.0 - first, 1e-9), 1.0)
+    stop = min(false_fail * right / max(1.0 - first, 1e-9), 1.0) if is_judged else right
     go = min(max((passed - false_pass) / clear, 0.0), 1.0)
     return go, stop
