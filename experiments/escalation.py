@@ -4,9 +4,10 @@ Reading: at every point of false-pass and false-fail rates the learned ladder is
 0.5 pp and at least the fixed cascade, each granted the same mean cost and attempts (the best lottery over its own
 operating points that spends no more of either); on the stream that mixes types it is at least 1 pp above both at .1/.1.
 
-Modes: `known` rates are configured as they are; `unknown` none are, the ladder guards against the worst up to .3; `assumed`
-.1/.1 is configured whatever they are; `audited` none are, and the truth of 5 % of the attempts is told 50 decisions later.
-The cost weight is chosen on one half of the tasks and scored on the other, both ways, over ten halvings.
+Modes: `known` rates are configured as they are; `unknown` none are, the ladder guards against the worst up to .3;
+`assumed` .1/.1 is configured whatever they are; `audited` none are, and the truth of 5 % of the attempts is told 50
+decisions later. The cost weight is chosen on one half of the tasks and scored on the other, both ways, over ten
+halvings.
 """
 
 from __future__ import annotations
@@ -202,8 +203,8 @@ def cells_of(name: str, stream: Stream, n_orders: int) -> Iterator[dict[str, Any
 def as_table(cells: Sequence[dict[str, Any]]) -> str:
     """Gains as Markdown."""
     lines = [
-        "Success over never escalating and over the fixed cascade, pp, each at no more cost and attempts; the cost weight is",
-        "chosen on the other half of the tasks. Worst: the lower of the two at the worst of the cost weights"
+        "Success over never escalating and over the fixed cascade, pp, each at no more cost and attempts; the cost",
+        "weight is chosen on the other half of the tasks. Worst: the lower of the two at the worst of the cost weights"
         f" {', '.join(f'{weight:g}' for weight in WEIGHTS)}.",
         "",
         "| stream | passes | rates | false pass | false fail | over never | over cascade | worst |",

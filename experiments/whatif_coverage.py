@@ -1,8 +1,8 @@
 """How often the 95 % interval of `loadwise whatif` covers the truth, over simulated logs of preset `loadwise`.
 
-Reading: the doubly robust interval of success covers in 93 to 97 % of the logs, in every world, pooled over the policies
-asked about; a policy alone may deviate by what 200 logs leave to chance (1.5 points a standard error). The truth is what
-the policy earns when it is run on many fresh programs of the same world.
+Reading: the doubly robust interval of success covers in 93 to 97 % of the logs, in every world, pooled over the
+policies asked about; a policy alone may deviate by what 200 logs leave to chance (1.5 points a standard error). The
+truth is what the policy earns when it is run on many fresh programs of the same world.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""Further attempts: offered on the verifier's word only, within every budget, each credited once, and never for ever."""
+"""Further attempts: offered on the verifier's word only, within every budget, each credited once, never for ever."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given, settings
 from router_host import Host, backend, encoded, find, make_stack, matches
 
 from loadwise.kernel import commands as c
@@ -144,7 +146,7 @@ def test_a_program_on_which_two_models_worked_is_not_tried_again() -> None:
 
 
 def test_money_bounds_the_attempts() -> None:
-    """No attempt begins that is expected to reach the limit; one that costs nothing so far known still may not pass it."""
+    """No attempt begins that is expected to reach the limit, also where the program has reached it already."""
     h = failed_once(escalation=EscalationConfig(optimism=9.0, cost_max_usd=1e-9))
     assert program(h).state is ProgramState.CLOSED
     h = failed_once(escalation=EscalationConfig(optimism=9.0, cost_max_usd=1.0))
@@ -293,7 +295,7 @@ def test_l11_attempts_are_checked() -> None:
 )
 def test_a_wrong_configuration_is_refused(said: dict[str, Any]) -> None:
     """The message names the key."""
-    with pytest.raises(ConfigError, match="router.escalation"):
+    with pytest.raises(ConfigError, match=r"router\.escalation"):
         EscalationConfig(**said)
 
 
@@ -302,3 +304,63 @@ def test_end_reason_of_a_withdrawn_offer_is_how_it_ended() -> None:
     h = failed_once()
     h.finish("p")
     assert program(h).end_reason is EndReason.FINISH
+
+
+STEPS = st.sampled_from(["serve", "serve", "finish", "fail", "fail", "again", "pass", "human", "lose", "wait", "wake"])
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    steps=st.lists(st.tuples(STEPS, st.sampled_from(["p", "q"])), max_size=40),
+    escalation=st.sampled_from(
+        [
+            EAGER,
+            EscalationConfig(attempts_max=3, optimism=9.0, turns_max=2),
+            EscalationConfig(attempts_max=8, optimism=9.0, stall_s=1.0, cost_max_usd=5e-4),
+        ]
+    ),
+    budget_s=st.sampled_from([None, 200.0]),
+    arm=st.sampled_from(["delayed", "sequential"]),
+)
+def test_laws_hold_over_any_course_of_attempts(
+    steps: list[tuple[str, str]], escalation: EscalationConfig, budget_s: float | None, arm: Any
+) -> None:
+    """Attempts are bounded, on distinct models, credited once each; money and time hold; a dump continues alike.
+
+    `Host.send` checks every law after every event.
+    """
+    options: dict[str, Any] = {"budget_s": budget_s, "feedback": FeedbackConfig(arm=arm), "idle_s": 500.0}
+    h = host(n_models=3, escalation=escalation, **options)
+    for step, name in steps:
+        found = h.router.table.by_id.get(name)
+        match step:
+            case "serve":
+                h.arrive(name)
+                if h.n_turns in h.running:
+                    h.end_attempt(h.n_turns)
+            case "finish":
+                h.finish(name)
+            case "lose":
+                h.arrive(name)
+                if h.n_turns in h.open:
+                    h.abandon(h.n_turns)
+            case "wait":
+                h.after(70.0)
+            case "wake":
+                h.after(30.0).wake()
+            case _:
+                if found is not None:
+                    kind = VerdictKind.PASS if step in ("pass", "human") else VerdictKind.FAIL
+                    verifier = "human" if step == "human" else "code"
+                    said = Verdict(verdict=kind, verifier=verifier, verdict_id="same" if step == "again" else "")
+                    h.send(e.VerdictArrived(at_s=h.now_s, program_id=name, verdict=said))
+        for program_id, one in h.router.table.by_id.items():
+            assert len(one.attempts) < escalation.attempts_max, program_id
+            if budget_s is not None and one.is_open:
+                assert h.now_s <= one.arrived_at_s + budget_s + 70.0  # what is due is done at the next event
+    twin = host(n_models=3, escalation=escalation, **options).stack
+    twin.load(h.stack.dump())
+    assert twin.dump() == h.stack.dump()
+    h.after(5000.0).wake()
+    h.after(5000.0).wake()
+    assert not h.router.table.n_open and not h.router.credit.pending_by_decision

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
@@ -162,7 +163,7 @@ class Programs:
                 if trouble is not None:
                     respond_error(exchange, trouble)
                 else:
-                    self._when_kept(exchange, lambda: respond_json(exchange, body))
+                    self._when_kept(exchange, partial(respond_json, exchange, body))
                 return True
         if record.is_unanswered:
             standing = record.attempts[-1].verdict

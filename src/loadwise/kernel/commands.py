@@ -101,9 +101,9 @@ class RecordDecision(_Command, frozen=True, kw_only=True):
     candidates: tuple[CandidateView, ...]
     chosen: ModelId
     reason: str = "policy"
-    """`policy`, `pinned`, `fallback` (another model ran after failures), `escalation` (another model after an attempt that
-    failed), `selector`, `selector_fallback` (the policy
-    chose where the selector did not), `policy_fallback` (a user's policy failed; the cheapest candidate was taken)."""
+    """`policy`, `pinned`, `fallback` (another model ran after failures), `escalation` (another model after an attempt
+    that failed), `selector`, `selector_fallback` (the policy chose where the selector did not), `policy_fallback` (a
+    user's policy failed; the cheapest candidate was taken)."""
     slot: int = 0
     """Which learner decided, under the arm `per_slot`."""
 

@@ -1,4 +1,4 @@
-"""Escalation ladders replayed on measured outcomes: a run that the verifier fails may be followed by one of another model.
+"""Escalation ladders replayed on measured outcomes: a run that the verifier fails may be followed by another one.
 
 The first model of every task is chosen by a policy of the stack, exactly as `lab replay` would choose it (compiled or
 not) from the verdicts of first attempts; whether and where to climb is asked of `policy.ladder.Ladder`, the very class

@@ -1,7 +1,7 @@
 """What another policy would have earned, from decisions that a known chance made: IPS, SNIPS and doubly robust.
 
-With π the policy in question, p the recorded propensities, a the model that ran, y its outcome, and c the inverse of the
-chance that such a decision is judged at all (zero where it was not):
+With π the policy in question, p the recorded propensities, a the model that ran, y its outcome, and c the inverse of
+the chance that such a decision is judged at all (zero where it was not):
 
     w = π(a) c / p(a)
     IPS     mean of w y
@@ -18,12 +18,12 @@ missing by chance within these. Where silence tells of failure, all three are wr
 **Intervals.** A policy that keeps an exploration floor ε logs bounded weights (at most K/ε), so the martingale central
 limit theorem holds for the sum of the terms divided by the root of their quadratic variation, whether or not the log's
 policy ever settles. That variation can be measured in two ways: as the terms turned out (*realised*), or as the
-propensities say before the draw (*predictable*), Σ_t Σ_k π²/p · σ²_k with σ²_k the variance of the residuals of model k.
-Both are consistent. The first is a matter of luck where few explored decisions carry most of the weight (none of them in
-a region: no variance seen there), the second where residuals differ between regions; the interval takes their mean. Its
-quantile is Student's at the degrees of freedom that the terms' squares have (Satterthwaite): (Σ E z²)² / Σ E z⁴. And σ²_k
-begins with `PRIOR_COUNT` decisions of the widest spread that the outcome allows, so that five explored decisions that
-all happened to succeed are not taken for certainty; they count among the degrees of freedom.
+propensities say before the draw (*predictable*), Σ_t Σ_k π²/p · σ²_k with σ²_k the variance of the residuals of model
+k. Both are consistent. The first is a matter of luck where few explored decisions carry most of the weight (none of
+them in a region: no variance seen there), the second where residuals differ between regions; the interval takes their
+mean. Its quantile is Student's at the degrees of freedom that the terms' squares have (Satterthwaite): (Σ E z²)² / Σ E
+z⁴. And σ²_k begins with `PRIOR_COUNT` decisions of the widest spread that the outcome allows, so that five explored
+decisions that all happened to succeed are not taken for certainty; they count among the degrees of freedom.
 
 The value meant is that of the population that the log's programs are drawn from, not of these very programs.
 
@@ -34,6 +34,7 @@ References:
     experiments, PNAS 118, 2021. A. Bibaut et al., Post-Contextual-Bandit Inference, NeurIPS 2021.
 """
 
+import itertools
 import math
 from typing import NamedTuple
 
@@ -286,7 +287,7 @@ def fit_outcomes(sample: Sample, y: Array) -> Array:
     total = float(y[first].sum())
     others = (total - np.where(seen, y, 0.0)[: ends[1]]) / np.maximum(len(first) - seen[: ends[1]], 1)
     fitted[: ends[1]] = others[:, None]
-    for begin, end in zip(ends[1:-1], ends[2:], strict=True):
+    for begin, end in itertools.pairwise(ends[1:]):
         past = np.flatnonzero(seen[:begin])
         if not len(past):
             continue
@@ -303,7 +304,7 @@ def _predict(sample: Sample, y: Array, past: npt.NDArray[np.int64], block: slice
     for model in np.unique(sample.chosen[past]):
         rows = sample.chosen[past] == model
         found[:, model] += sample.x[block] @ _ridge(sample.x[past][rows], left[rows])
-    return found
+    return found.astype(np.float64)
 
 
 def _ridge(x: Array, y: Array) -> Array:

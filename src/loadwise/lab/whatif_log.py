@@ -109,6 +109,8 @@ class _Read:
             self.late[record.decision_id] = record.propensities
         for credit in entry.credits:
             self.credits[credit.decision_id] = credit  # a correction comes later, and stands
+            if credit.is_withdrawn:
+                del self.credits[credit.decision_id]
 
 
 def read_log(entries: Iterable[Entry], models: Mapping[str, ModelSpec]) -> Log:

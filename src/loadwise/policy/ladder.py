@@ -1,4 +1,4 @@
-"""Whether a program that its verifier failed should run again, and on which model: learned from verdicts that may be wrong.
+"""Whether a program that failed should run again, and on which model: learned from verdicts that may be wrong.
 
 Let p₁ be the pass rate of first attempts of model m at context x, p₂ that of attempts of k after a failed verdict of m,
 φ and ψ the verifier's rates of false passes and false fails. What the verifier sees is

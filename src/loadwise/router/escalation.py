@@ -1,18 +1,18 @@
 """A program whose attempt failed may run again on another model: escalation, within its budgets.
 
-Evidence is what the agent does not write: the verifier's verdict, failed turns, and our own counts of turns and seconds.
-A verdict under the name `SELF` is an agent's opinion of itself and escalates nothing.
+Evidence is what the agent does not write: the verifier's verdict, failed turns, and our own counts of turns and
+seconds. A verdict under the name `SELF` is an agent's opinion of itself and escalates nothing.
 
 On a *fail* the attempt is credited to the model that ran it, and then `policy.ladder` is asked whether another attempt
 pays. If so, the program opens again under the same id, bound to the next model, and whoever runs the agent is told with
-the answer to the verdict (`retry`). The next attempt begins with its first turn; until then the program can be *withdrawn*
-(idle, finished, out of time): it is then closed under the verdict it has.
+the answer to the verdict (`retry`). The next attempt begins with its first turn; until then the program can be
+*withdrawn* (idle, finished, out of time): it is then closed under the verdict it has.
 
-A program that is *stuck* (more turns, failed turns or seconds than configured) is bound to another model at its next turn
-instead; the attempt given up is undone, for nobody judged it.
+A program that is *stuck* (more turns, failed turns or seconds than configured) is bound to another model at its next
+turn instead; the attempt given up is undone, for nobody judged it.
 
-What a further attempt earns is credited to its own decision and teaches the ladder; the learner of first choices does not
-hear of it, since tasks that another model failed are not tasks at large.
+What a further attempt earns is credited to its own decision and teaches the ladder; the learner of first choices does
+not hear of it, since tasks that another model failed are not tasks at large.
 
 Nothing loops: every attempt takes a model that the program has not tried, `attempts_max` at most.
 """

@@ -9,7 +9,6 @@ from loadwise.kernel.work import ProgramState
 
 from .config import ATTEMPTS_MAX
 from .credit import SETTLED_MAX
-
 from .desk import CALLED_OFF_MAX, Desk
 from .program import FORGOTTEN_STATES, Program
 
@@ -77,7 +76,9 @@ def _check_attempts(desk: Desk, program: Program) -> None:
     models = [program.model, *(attempt.model for attempt in program.attempts)]
     decisions = [program.decision_id, *(attempt.decision_id for attempt in program.attempts)]
     if len(models) > ATTEMPTS_MAX:
-        raise LawBroken("L15", f"program {program.program_id!r} has {len(models)} attempts; {ATTEMPTS_MAX} is the limit")
+        raise LawBroken(
+            "L15", f"program {program.program_id!r} has {len(models)} attempts; {ATTEMPTS_MAX} is the limit"
+        )
     if len({*models}) < len(models) or len({*decisions}) < len(decisions):
         raise LawBroken("L11", f"program {program.program_id!r} has tried {models} by decisions {decisions}")
     for attempt in program.attempts:
