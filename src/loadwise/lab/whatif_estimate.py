@@ -308,5 +308,4 @@ def _predict(sample: Sample, y: Array, past: npt.NDArray[np.int64], block: slice
 
 
 def _ridge(x: Array, y: Array) -> Array:
-    theta: Array = np.linalg.solve(x.T @ x + RIDGE * np.eye(x.shape[1]), x.T @ y)
-    return theta
+    return np.linalg.solve(x.T @ x + RIDGE * np.eye(x.shape[1]), x.T @ y).astype(np.float64)
