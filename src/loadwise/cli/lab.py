@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from loadwise.kernel.errors import ConfigError
 
+from . import lab_orchestrator
 from .output import add_json_flag, columns, put, put_json, say
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         one.add_argument("--markdown", metavar="FILE", help="write tables there")
         one.add_argument("--plot", metavar="FILE", help="draw success against cost there (.png, .svg, .pdf)")
         add_json_flag(one)
+    lab_orchestrator.add_parser(experiments)
 
 
 def _add_stream(parser: argparse.ArgumentParser) -> None:
@@ -64,6 +66,8 @@ def _add_feedback(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Replay, write the files asked for, report."""
+    if arguments.experiment == lab_orchestrator.NAME:
+        return lab_orchestrator.run(arguments)
     from loadwise.lab.experiment import COST_WEIGHTS, ReplayConfig, run_replay
     from loadwise.lab.feedback import FeedbackSpec
     from loadwise.lab.report import as_json
