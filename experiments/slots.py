@@ -1,7 +1,7 @@
 """What independent learners per slot cost on SWE-bench Verified: 1 to 96 slots, streams of 100 and of 800 tasks.
 
-Reading: at 96 slots a stream of 100 tasks loses much of the gap between the models and one of 800 less (ORACLE, Fig. 2b:
--32 and -11 pp); delayed feedback to one learner loses little at any number in flight.
+Reading: at 96 slots a stream of 100 tasks loses much of the gap between the models and one of 800 less (ORACLE,
+Fig. 2b: -32 and -11 pp); delayed feedback to one learner loses little at any number in flight.
 """
 
 from __future__ import annotations
