@@ -297,6 +297,7 @@ class World:
                 status=over.status,
                 first_byte_at_s=attempt.first_byte_at_s,
                 detail=over.detail,
+                retry_after_s=over.retry_after_s,
             )
         )
 
