@@ -195,6 +195,11 @@ def parse_scenario(text: str, name: str = "scenario") -> Scenario:
         document = parse_yaml(text, where=name)
     except RecursionError as error:
         raise ConfigError(f"{name} is not valid YAML: it is nested too deeply") from error
+    return convert_scenario(document, name)
+
+
+def convert_scenario(document: dict[str, Any], name: str = "scenario") -> Scenario:
+    """Read a scenario from what a YAML file would hold; `name` is used in messages."""
     require_unicode(document, name)
     version = document.get("scenario")
     if version != SCENARIO_VERSION or isinstance(version, bool):
