@@ -25,6 +25,7 @@ from loadwise.policy.registry import PolicySpec, Resolve, is_path, make_policy, 
 from loadwise.router.config import RouterConfig
 from loadwise.router.machine import EXTERNAL, Router
 from loadwise.router.pool import BACKENDS_MAX, MODELS_MAX
+from loadwise.verify.registry import make_verifier
 from loadwise.verify.spec import VERIFIER_KINDS as VERIFIER_KINDS
 from loadwise.verify.spec import VerifierSpec as VerifierSpec
 
@@ -61,6 +62,9 @@ class TaskTypeSpec(Fact, frozen=True, kw_only=True):
 
     examples: tuple[str, ...] = ()
     verifier: VerifierSpec = VerifierSpec()
+
+    def __post_init__(self) -> None:
+        make_verifier(self.verifier)  # a wrong option is found when the file is read, not when the first program ends
 
 
 class Config(Fact, frozen=True, kw_only=True):
