@@ -73,9 +73,8 @@ def test_a_code_task_is_judged_in_the_sandbox(tmp_path: Path, text: str, wanted:
 @on_loop
 async def test_killed_with_its_verification_running_it_is_judged_after_the_restart(tmp_path: Path) -> None:
     """kill -9 after the finish was acknowledged: the next run judges the same case, once."""
-    engine = await Engine(
-        says(message("```python\nimport time\ndef add(a, b):\n    time.sleep(1.5)\n    return a + b\n```"))
-    ).start()
+    slow = RIGHT.replace("def", "import time\ndef").replace("return", "time.sleep(1.5)\n    return")
+    engine = await Engine(says(message(slow))).start()
     config = pool(engine, task_types=TYPES)
     first = await serve(config, journal=str(tmp_path))
     answer = await first.ask(

@@ -17,9 +17,8 @@ CONCURRENCY_BY_KIND: dict[str, int] = {
     "webhook": 8,
     "fusion": 4,
 }
-HIDDEN = frozenset(
-    {"", "proc", "dev", "sys", "etc", "root", "home", "run", "var", "tmp", "work", "usr", "bin", "lib", "loadwise"}
-)
+_OWN = "proc dev sys etc root home run var tmp work usr bin sbin lib lib64 loadwise"
+HIDDEN = frozenset(("", *_OWN.split()))
 """What a sandbox shows of itself, or must not show at all."""
 CONCURRENCY_DEFAULT = 2
 CONCURRENCY_MAX = 64
