@@ -307,7 +307,7 @@ def test_known_cases_come_first(says, problem):
     @on_loop
     async def run():
         s = Site(Knows(says))
-        s.submit_later = s.verification.start()
+        s.verification.start()
         s.submit("p")
         await s.clock.advance(1.0)
         verdict = s.verdicts["p"]
