@@ -14,7 +14,11 @@ from tests.verify.carry import told, verifier
 PASS, FAIL, ABSTAIN = VerdictKind.PASS, VerdictKind.FAIL, VerdictKind.ABSTAIN
 
 values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**20), 10**20)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
     max_leaves=12,
 )
@@ -125,9 +129,17 @@ def test_hostile_json_fails_and_says_why(hostile: str, says: str) -> None:
 
 
 def test_a_comparison_that_would_not_end_abstains() -> None:
-    """Two lists of thousands of unlike entries cost more steps than there are."""
+    """Two lists of thousands of entries that are alike only within a tolerance cost more steps than there are."""
     many = [[number] for number in range(2000)]
-    assert verdict(many, many[::-1], unordered=True) is ABSTAIN
+    assert verdict(many, many[::-1], unordered=True, absolute=0.5) is ABSTAIN
+
+
+def test_large_collections_are_compared_all_the_same() -> None:
+    """Entries that are spelled alike find one another without a search, and what is left is searched."""
+    many: list[Any] = [{"id": number, "tags": ["a", "b"]} for number in range(2000)]
+    assert verdict(many, many[::-1], unordered=True) is PASS
+    assert verdict([*many[1:], {"id": 5, "tags": []}], many, unordered=True) is FAIL
+    assert verdict([{"id": 0, "tags": ["b", "a"]}, *many[:0:-1]], many, unordered=True) is PASS
 
 
 def test_a_program_that_left_no_state_fails() -> None:

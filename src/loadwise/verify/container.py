@@ -17,7 +17,7 @@ from .case import Case
 from .check import Finding, Limits, RunContainer
 from .options import read_options, require_range, strict_json
 from .spec import VerifierSpec
-from .verifier import State, Step, Wanted, abstained, failed, not_carried_out, passed
+from .verifier import State, Step, Wanted, abstained, failed, not_carried_out, passed, shown
 
 _REPORT_MAX_BYTES = 4 << 20
 
@@ -62,6 +62,8 @@ class ContainerTests:
         image = f"container:{container}" if container else case.given("image") or self.options.image
         if not image:
             return abstained(self, "there is no container or image to run the tests in")
+        if not image.isprintable() or image.startswith("-"):
+            return abstained(self, f"the image {shown(image)} is no name of one")
         files = _files(case, self.options.tests_directory)
         if isinstance(files, str):
             return abstained(self, files)
@@ -136,6 +138,6 @@ def _files(case: Case, directory: str) -> dict[str, bytes] | str:
     if not isinstance(loaded, dict) or not all(isinstance(text, str) for text in loaded.values()):
         return "test_files is no JSON object from path to text"
     for path in loaded:
-        if not path or path.startswith("/") or ".." in path.split("/") or "\0" in path:
+        if not path or path.startswith("/") or ".." in path.split("/") or not path.isprintable():
             return f"test_files names {path[:80]!r}; paths must stay below {directory}"
     return {f"{directory}/{path}": text.encode("utf-8", "surrogateescape") for path, text in loaded.items()}

@@ -14,8 +14,9 @@ PATH_MAX_CHARACTERS = 400
 
 _HUNK = re.compile(r"@@ -([0-9]{1,9})(?:,([0-9]{1,9}))? \+([0-9]{1,9})(?:,([0-9]{1,9}))? @@")
 _MODE = re.compile(r"(?:new file mode|deleted file mode|old mode|new mode) ([0-7]{6})")
-_INDEX = re.compile(r"index [0-9a-f]{4,64}\.\.[0-9a-f]{4,64}(?: ([0-7]{6}))?")
+_INDEX = re.compile(r"index [0-9a-f]{1,64}\.\.[0-9a-f]{1,64}(?: ([0-7]{6}))?")
 _SIMILARITY = re.compile(r"(?:dis)?similarity index [0-9]{1,3}%")
+_BINARY = ("GIT binary patch", "Binary files ")
 _MODES = {"100644", "100755"}
 _OCTAL = re.compile(r"\\([0-7]{3}|.)", re.DOTALL)
 _ESCAPES = {"n": "\n", "t": "\t", '"': '"', "\\": "\\"}
@@ -60,7 +61,9 @@ def parse_diff(text: str) -> list[FileDiff]:
             files.append(file)
             if len(files) > FILES_MAX:
                 raise DiffRefused(f"the patch touches more than {FILES_MAX} files")
-        elif lines[at].startswith(("@@ -", "GIT binary patch")):
+        elif lines[at].startswith(_BINARY):
+            raise DiffRefused("the patch holds binary data")
+        elif lines[at].startswith("@@ -"):
             raise DiffRefused(f"line {at + 1} of the patch belongs to no file")
         else:
             at += 1
@@ -140,7 +143,7 @@ def _read_file(lines: list[str], at: int) -> tuple[FileDiff, int]:
 
 def _read_header(line: str, names: dict[str, str | None], headers: list[str]) -> bool:
     """Keep one header line; False where it is none, which ends the headers."""
-    if line.startswith(("GIT binary patch", "Binary files ")):
+    if line.startswith(_BINARY):
         raise DiffRefused("the patch holds binary data")
     mode = _MODE.fullmatch(line)
     index = _INDEX.fullmatch(line)
@@ -151,7 +154,7 @@ def _read_header(line: str, names: dict[str, str | None], headers: list[str]) ->
             raise DiffRefused(f"the patch makes {what}; only plain files are allowed")
         if mode:
             headers.append(line)
-            names[line.split(" mode")[0]] = line
+            names[line[:-7]] = line
         return True
     if _SIMILARITY.fullmatch(line):
         headers.append(line)
@@ -201,9 +204,9 @@ def _made(names: dict[str, str | None], headers: list[str], body: list[str]) -> 
     old, new = names.get("old"), names.get("new")
     if git is not None and "old" not in names and "new" not in names:
         old = new = _git_path(git)
-    if "new file" in names:
+    if "new file mode" in names:
         old = None
-    if "deleted file" in names:
+    if "deleted file mode" in names:
         new = None
     if old is None and new is None:
         raise DiffRefused("a file of the patch has no name")
@@ -215,8 +218,8 @@ def _made(names: dict[str, str | None], headers: list[str], body: list[str]) -> 
             require_inside(half)
     if not body and not headers:
         raise DiffRefused(f"the patch does nothing to {(old or new or '')[:80]!r}")
-    is_new = old is None and "new file" not in names
-    is_gone = new is None and "deleted file" not in names
+    is_new = old is None and "new file mode" not in names
+    is_gone = new is None and "deleted file mode" not in names
     made = [*headers, *(["new file mode 100644"] if is_new else []), *(["deleted file mode 100644"] if is_gone else [])]
     return FileDiff(old, new, tuple(made), tuple(body))
 

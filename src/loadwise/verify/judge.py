@@ -21,7 +21,7 @@ from loadwise.kernel.fact import Fact
 from .case import Case
 from .check import AskModel, Finding, Message
 from .options import read_options, require_range, strict_json
-from .reading import REFERENCE_NAMES
+from .reading import REFERENCE_NAMES, encodable
 from .spec import VerifierSpec
 from .verifier import State, Step, Wanted, abstained, failed, not_carried_out, passed, shown
 
@@ -112,7 +112,7 @@ class Judge:
     def _question(self, case: Case, *, is_swapped: bool) -> AskModel:
         fence, code = _fence(case), _code(case)
         reference = case.given(*REFERENCE_NAMES)
-        rubric = "\n".join(text for text in (case.given("rubric"), self.options.rubric) if text)
+        rubric = encodable("\n".join(text for text in (case.given("rubric"), self.options.rubric) if text))
         parts = [("TASK", case.prompt), ("ANSWER TO JUDGE", case.answer)]
         if reference:
             parts.insert(1, ("REFERENCE ANSWER, KNOWN TO BE RIGHT", reference))
@@ -130,7 +130,7 @@ class Judge:
         )
 
     def _fenced(self, name: str, text: str, fence: str) -> str:
-        plain = text.encode("utf-8", "replace").decode().replace(fence, "").replace("\0", "�")
+        plain = encodable(text).replace(fence, "").replace("\0", "�")
         return f"<<<{fence} {name}\n{_shortened(plain, self.options.answer_characters)}\n{fence}>>>"
 
 
@@ -168,7 +168,7 @@ def _opinion(text: str, code: str) -> _Opinion | str:
         return f"its score is {shown(repr(score))}; it must be in [0, 1]"
     if (score >= 0.5) != (verdict == "pass"):
         return f"its verdict is {verdict}, but its score {score}"
-    return _Opinion(verdict == "pass", float(score), str(told.get("reason", ""))[:300])
+    return _Opinion(verdict == "pass", float(score), encodable(str(told.get("reason", ""))[:300]))
 
 
 def _shortened(text: str, limit: int) -> str:

@@ -13,7 +13,7 @@ from loadwise.kernel.fact import Fact
 from .case import Case
 from .check import Compute, Finding
 from .options import read_options, require_range
-from .reading import REFERENCE_NAMES, ascii_digits, boxed, final_answer, folded
+from .reading import REFERENCE_NAMES, ascii_digits, boxed, encodable, final_answer, folded
 from .spec import VerifierSpec
 from .units import Quantity, split_unit
 from .verifier import State, Step, Wanted, abstained, failed, not_carried_out, passed, shown
@@ -162,7 +162,7 @@ def _stated(reference: str) -> str:
 
 def _expression(value: str) -> str:
     """The expression without its dress; "a or b" is the two of them, so that nobody passes by naming several."""
-    plain = _DRESS.sub("", ascii_digits(value))
+    plain = _DRESS.sub("", ascii_digits(encodable(value)))
     plain = _JOINED.sub(",", plain)
     return _SENTENCE_END.sub("", plain).strip()
 

@@ -11,6 +11,8 @@ from loadwise.kernel.fact import Fact
 
 from .spec import VerifierSpec
 
+JSON_MAX_CHARACTERS = 4_000_000
+
 _Options = TypeVar("_Options", bound=Fact)
 
 
@@ -54,11 +56,13 @@ def require_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
 
 
 def strict_json(text: str, depth_limit: int = 64) -> Any:
-    """Parse JSON from a hostile source: bounded depth, no doubled key, no NaN, no number beyond the floats.
+    """Parse JSON from a hostile source: bounded length and depth, no doubled key, no NaN, no number beyond the floats.
 
     Raises:
         ValueError: it is not such JSON; the message says why.
     """
+    if len(text) > JSON_MAX_CHARACTERS:
+        raise ValueError(f"JSON has {len(text)} characters; at most {JSON_MAX_CHARACTERS} are read")
     require_depth(text, depth_limit)
     try:
         return _decoder.decode(text)

@@ -220,7 +220,7 @@ class _Task:
         """Whether a patch may not change a file: it is a test, or steers tests."""
         name, top = path.rsplit("/", 1)[-1], path.split("/", 1)[0].split(".", 1)[0]
         return (
-            path in self._tests
+            any(path == test or path.startswith(test + "/") or test.startswith(path + "/") for test in self._tests)
             or any(fnmatch.fnmatchcase(name, glob) for glob in _ALWAYS_PROTECTED)
             or any(fnmatch.fnmatchcase(path, glob) for glob in self._globs)
             or (top in _NEVER_SHADOWED and (path.endswith((".py", ".so")) or "/" in path))
@@ -258,8 +258,8 @@ def _names(case: Case, *keys: str) -> list[str]:
         raise ValueError(f"{keys[0]} is no JSON list of names")
     if len(loaded) > TESTS_MAX:
         raise ValueError(f"{keys[0]} names {len(loaded)} tests; at most {TESTS_MAX} are run")
-    if any(item.startswith("-") for item in loaded):
-        raise ValueError(f"{keys[0]} names a test that begins with '-'")
+    if any(item.startswith("-") or not item.isprintable() for item in loaded):
+        raise ValueError(f"{keys[0]} names a test that begins with '-' or holds what is not printable")
     return list(loaded)
 
 

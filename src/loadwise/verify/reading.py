@@ -108,6 +108,11 @@ def ascii_digits(text: str) -> str:
     return "".join(_plain(char) for char in text)
 
 
+def encodable(text: str) -> str:
+    """The text with halves of surrogate pairs replaced: checks and states are written as UTF-8."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def folded(text: str, *, case_sensitive: bool = False, punctuation: bool = False) -> str:
     """A text as it is compared: composed, blanks collapsed, dress and case dropped unless they are to count."""
     plain = " ".join(unicodedata.normalize("NFC", text).split())

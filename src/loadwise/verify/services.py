@@ -16,6 +16,7 @@ from loadwise.kernel.fact import Fact
 from .case import Case
 from .check import CallWebhook, Finding, RunCommand
 from .options import read_options, strict_json
+from .reading import encodable
 from .spec import VerifierSpec
 from .verifier import State, Step, Verifier, Wanted, abstained, failed, not_carried_out, passed, shown
 
@@ -170,7 +171,7 @@ def _plain(case: Case) -> dict[str, Any]:
 
 def _whole(value: Any) -> Any:
     if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
+        return encodable(value)
     if isinstance(value, dict):
         return {_whole(key): _whole(item) for key, item in value.items()}
     return value

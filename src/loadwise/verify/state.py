@@ -5,6 +5,7 @@ names the paths that differ. A comparison has a budget of steps, because matchin
 linear.
 """
 
+import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -16,8 +17,9 @@ from .options import read_options, require_range, strict_json
 from .spec import VerifierSpec
 from .verifier import State, Step, abstained, failed, passed, shown
 
-STATE_MAX_CHARACTERS = 4_000_000
-STEPS_MAX = 300_000
+STEPS_MAX = 150_000
+CHARACTERS_PER_STEP = 50
+"""Writing an entry in one spelling, to find its like, costs as many steps as its length holds of these."""
 DEPTH_MAX = 64
 _DIFFERENCES_SHOWN = 10
 _EXPECTED_NAMES = ("expected_state", "reference", "expected")
@@ -68,6 +70,8 @@ class StateCheck:
             found = _load(text)
         except ValueError as error:
             return failed(self, f"the final state cannot be read: {error}")
+        if _spelled(found) == _spelled(wanted):
+            return passed(self, "the final state is as expected")
         comparison = _Comparison(self.options)
         try:
             comparison.compare(found, wanted, ())
@@ -84,13 +88,11 @@ class StateCheck:
         return self._known('{"seats":2,"paid":true}')
 
     def known_fail(self) -> Case | None:
-        """One value is another."""
-        return self._known('{"seats":3,"paid":true}')
+        """A list where an object is expected, which no tolerance and no ignored path allows."""
+        return self._known('[{"seats":2,"paid":true}]')
 
     def _known(self, found: str) -> Case:
         expected = '{"paid": true, "seats": 2}'
-        if "*" in self.options.ignore or "seats" in self.options.ignore:
-            found, expected = f"[{found}]" if '"seats":3' in found else expected, expected
         return Case(answer=found, artefacts={"state": found}, references={"expected_state": expected})
 
     def _verdict(self, differences: list[str], n_differences: int) -> Step:
@@ -130,9 +132,7 @@ class _Comparison:
         return self.n_differences == before
 
     def _differ(self, found: Any, wanted: Any, path: _Path) -> Iterator[str]:
-        self._steps -= 1
-        if self._steps < 0:
-            raise _TooLarge
+        self._spend(1)
         if _matches(path, self._ignore):
             return
         if isinstance(wanted, dict) and isinstance(found, dict):
@@ -169,6 +169,8 @@ class _Comparison:
         if len(found) < len(wanted) or (self.options.mode == "equal" and len(found) > len(wanted)):
             yield f"{_written(path)} has {len(found)} entries, expected {len(wanted)}"
             return
+        if not self.options.absolute and not self.options.relative_ratio:
+            found, wanted = self._without_twins(found, wanted)
         fits = [self._fitting(found, item, (*path, "*")) for item in wanted]
         owner: dict[int, int] = {}
         for number, item in enumerate(wanted):
@@ -176,11 +178,33 @@ class _Comparison:
                 yield f"{_written(path)} holds no entry like {_leaf(item)}, or too few of them"
                 return
 
+    def _without_twins(self, found: list[Any], wanted: list[Any]) -> tuple[list[Any], list[Any]]:
+        """Both without the entries that are spelled the same: they may be matched with one another.
+
+        Only without tolerances, where fitting is transitive: then no matching is lost.
+        """
+        spelled = [_spelled(item) for item in found]
+        self._spend(sum(len(text) for text in spelled) // CHARACTERS_PER_STEP)
+        places: dict[str, list[int]] = {}
+        for index, text in enumerate(spelled):
+            places.setdefault(text, []).append(index)
+        left_wanted = []
+        gone: set[int] = set()
+        for item in wanted:
+            twins = places.get(_spelled(item))
+            if twins:
+                gone.add(twins.pop())
+            else:
+                left_wanted.append(item)
+        return [item for index, item in enumerate(found) if index not in gone], left_wanted
+
     def _fitting(self, found: list[Any], item: Any, path: _Path) -> list[int]:
-        fitting = [index for index, mine in enumerate(found) if next(self._differ(mine, item, path), None) is None]
-        if not fitting:
-            return []
-        return fitting
+        return [index for index, mine in enumerate(found) if next(self._differ(mine, item, path), None) is None]
+
+    def _spend(self, steps: int) -> None:
+        self._steps -= steps
+        if self._steps < 0:
+            raise _TooLarge
 
     def _placed(self, start: int, fits: list[list[int]], owner: dict[int, int]) -> bool:
         """Find a place for one entry, moving others on where needed (breadth first, so without deep recursion)."""
@@ -188,9 +212,7 @@ class _Comparison:
         queue = [start]
         for number in queue:
             for place in fits[number]:
-                self._steps -= 1
-                if self._steps < 0:
-                    raise _TooLarge
+                self._spend(1)
                 if place in came_from:
                     continue
                 came_from[place] = number
@@ -223,9 +245,12 @@ class _Comparison:
         return type(found) is type(wanted) and bool(found == wanted)
 
 
+def _spelled(value: Any) -> str:
+    """JSON in one spelling: equal texts are equal values, though not the other way round (1 and 1.0)."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
 def _load(text: str) -> Any:
-    if len(text) > STATE_MAX_CHARACTERS:
-        raise ValueError(f"it has {len(text)} characters; at most {STATE_MAX_CHARACTERS} are read")
     return strict_json(text, DEPTH_MAX)
 
 
