@@ -12,7 +12,9 @@ import pytest
 from engines import Call, Engine, completion, message, says
 from sites import Site, on_loop, site, until
 
+from loadwise.cli.main import main
 from loadwise.gateway import judging
+from loadwise.journal.audit import audit
 from loadwise.journal.explain import render_why, why
 from loadwise.journal.parity import replay
 from loadwise.kernel.errors import ConfigError
@@ -224,6 +226,30 @@ async def test_a_person_corrects_a_machine_and_the_credit_follows(tmp_path: Path
     assert replay(tmp_path).holds
     text = render_why(why(tmp_path, "p"))
     assert "by exact" in text and "by human" in text and "41 is right" in text and "corrected" in text
+
+
+@on_loop
+async def test_an_audited_sample_tells_how_often_a_verifier_is_wrong(tmp_path: Path) -> None:
+    """Persons judge beside the machine, where it was right too; rates with their intervals, and from the command."""
+    replies = {"a": "42", "b": "41", "c": "42", "d": "41"}
+    truth = {"a": "pass", "b": "pass", "c": "fail", "d": "fail"}
+
+    async def behave(call: Call) -> None:
+        await says(message(replies[call.json["messages"][0]["content"]]))(call)
+
+    types = exact(references={"reference": "42"})
+    async with site(Engine(behave), journal=tmp_path, task_types=types) as s:
+        for program_id, verdict in truth.items():
+            await s.chat(program_id, program_id, headers=TYPED)
+            await s.finish(program_id)
+            await closed(s, program_id)
+            assert (await s.verdict(program_id, {"verdict": verdict, "verifier": "human"})).status == 200
+    (found,) = audit(tmp_path)
+    assert (found.task_type, found.verifier, found.n_right, found.n_wrong) == ("sum", "exact", 2, 2)
+    assert (found.false_pass, found.false_fail) == (0.5, 0.5)
+    assert found.false_pass_ci95[0] < 0.5 < found.false_pass_ci95[1]
+    assert main(["journal", "audit", str(tmp_path)]) == 0
+    assert main(["journal", "audit", str(tmp_path), "--json"]) == 0
 
 
 @on_loop

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import os
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -13,11 +12,15 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "gateway"))
 
 from engines import Engine, message, says
-from processes import serve
+from processes import SOURCE, serve
 from sites import on_loop, pool, site, until
 
+from loadwise.emulator.emulator import start_emulator
+from loadwise.emulator.main import EmulateOptions, emulator_spec
 from loadwise.journal.explain import render_why, why
+from loadwise.settings import parse_yaml
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "verified_code"
 pytestmark = pytest.mark.real
 
 TESTS = "assert add(2, 3) == 5\nassert add(-1, 1) == 0\n"
@@ -31,12 +34,6 @@ def add(a, b):
     os._exit(0)
 ```"""
 BOMB = "```python\nimport os\nwhile True:\n    os.fork()\n```"
-
-
-@contextlib.asynccontextmanager
-async def answering(text: str) -> AsyncIterator[Engine]:
-    """An engine with one answer."""
-    yield await Engine(says(message(text))).start()
 
 
 @pytest.mark.parametrize(
@@ -101,3 +98,27 @@ async def test_killed_with_its_verification_running_it_is_judged_after_the_resta
     second.terminate()
     assert await second.wait() == 0
     assert not list((tmp_path / "unjudged").glob("*.case"))
+
+
+@on_loop
+async def test_the_example_runs_as_it_is_written(tmp_path: Path) -> None:
+    """Its pool file and its agent, over emulated engines: turn, finish with artefacts, sandbox, verdict, credit."""
+    config = parse_yaml((EXAMPLE / "pool.yaml").read_text(), where="pool.yaml")
+    handle = await start_emulator(emulator_spec(EmulateOptions(models=("small", "large"))))
+    for backend in config["backends"]:
+        backend["url"] = handle.urls[backend["model"]]
+    gateway = await serve(config, journal=str(tmp_path))
+    agent = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(EXAMPLE / "agent.py"),
+        f"http://127.0.0.1:{gateway.port}/v1",
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    said, _ = await agent.communicate()
+    program_id, verdict, *_ = said.decode().split()
+    assert verdict == "pass" and said.decode().rstrip().endswith("credited: True"), said
+    gateway.terminate()
+    assert await gateway.wait() == 0
+    await handle.close()
+    assert "by code (version" in render_why(why(tmp_path, program_id))
