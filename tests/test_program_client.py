@@ -208,9 +208,7 @@ def test_a_verdict_comes_back_as_a_dict(gateway: Gateway, client: openai.OpenAI)
     assert p.verdict("abstain")["program"] == p.id
 
 
-def test_another_attempt_is_shown_and_its_verdict_has_an_id_of_its_own(
-    gateway: Gateway, client: openai.OpenAI
-) -> None:
+def test_another_attempt_is_shown_and_its_verdict_has_an_id_of_its_own(gateway: Gateway, client: openai.OpenAI) -> None:
     """`retry` says where it runs; the program's id stays, and so does the outcome that the gateway tells."""
     gateway.retries = [{"model": "large", "attempt": 2}]
     p = loadwise.program(client)

@@ -51,6 +51,19 @@ def test_a_verifier_that_is_mostly_wrong_about_right_answers_is_not_followed_bli
     assert found.success[0][chat].mean() > cascade.success[chat, 0].mean()
 
 
+@pytest.mark.parametrize(
+    "noise",
+    [Noise(0.1, 0.2, (0.1, 0.2)), Noise(0.2, 0.1, None), Noise(0.2, 0.2, None, 0.3), Noise(0.1, 0.1, (0.1, 0.1), 0.3)],
+)
+def test_the_compiled_ladder_makes_the_same_attempts(world: World, noise: Noise) -> None:
+    """On 120 tasks, two passes, six orders, four weights and ways of knowing the rates: 23,040 decisions."""
+    weights = (0.0, 0.1, 0.5, 2.0)
+    ours, theirs = (replay_ladder(world, noise, weights, 6, is_compiled=compiled) for compiled in (True, False))
+    assert np.array_equal(ours.n_attempts, theirs.n_attempts)
+    for one, other in zip(ours, theirs, strict=True):
+        assert np.allclose(one, other, atol=1e-12)
+
+
 def test_the_same_seed_gives_the_same_replay(world: World) -> None:
     """All chance comes from named streams."""
     noise = Noise(0.1, 0.1, None, audit_ratio=0.2)

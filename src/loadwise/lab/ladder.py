@@ -10,18 +10,20 @@ What is scored is whether the last attempt was right, and what all attempts cost
 out by its expectation: success = s(first) + [right(last) - right(first)], which has the same mean and less noise.
 """
 
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from loadwise.policy.base import Policy
-from loadwise.policy.ladder import Ladder, LadderOptions
+from loadwise.policy.ladder import AUDIT_PRIOR, RATE_MAX, Ladder, LadderOptions
 from loadwise.policy.reward import RewardSpec
 
+from . import kernel_ladder
 from .arms import make_arms
-from .compiled import compiled_replay, is_compilable
+from .compiled import _compile, compiled_replay, is_compilable
 from .feedback import Episode, FeedbackSpec, make_episode
 from .judge import Scored
 from .offline import score_cascade
@@ -90,11 +92,13 @@ def replay_ladder(
     policy: str = "loadwise",
     attempts_max: int = 2,
     optimism: float | None = None,
+    is_compiled: bool = True,
 ) -> Climbed:
     """Replay every order under every cost weight.
 
     Args:
         policy: chooses the first model; a name as `lab replay --policies` takes it.
+        is_compiled: let the compiled ladder climb, where there is a compiler.
     """
     stream = world.stream
     verdicts = make_verdicts(stream, noise, world.streams.at("verdicts", 0))
@@ -113,7 +117,8 @@ def replay_ladder(
         chance = world.streams.at("climb", order).random((len(episode.task), attempts_max + 1))
         for place, weight in enumerate(cost_weights):
             climber = _Climber(world, verdicts, noise, weight, attempts_max, optimism)
-            climber.run(episode, chosen[place], chance, sums[:, place])
+            run = climber.run_compiled if is_compiled and is_compilable() else climber.run
+            run(episode, chosen[place], chance, sums[:, place])
     return Climbed(*(sums / n_orders))
 
 
@@ -137,7 +142,9 @@ class _Climber:
         if optimism is not None:
             told["optimism"] = optimism
         reward = RewardSpec(cost_weight=cost_weight, scale_usd=world.stream.scale_usd, clip="none")
-        self.ladder = Ladder(LadderOptions(n_features=world.contexts.spec.n_features, **told), reward)
+        self._options = LadderOptions(n_features=world.contexts.spec.n_features, **told)
+        self.ladder = Ladder(self._options, reward)
+        self._price = cost_weight / world.stream.scale_usd
         self._audits: list[tuple[int, bool, bool]] = []
 
     def run(self, episode: Episode, chosen: npt.NDArray[np.int16], chance: Array, sums: Array) -> None:
@@ -155,6 +162,28 @@ class _Climber:
                 sums[2, task] += len(costs)
                 sums[3, task] += expected
                 sums[4, task] += stream.cost_usd[task, model]
+
+    def run_compiled(self, episode: Episode, chosen: npt.NDArray[np.int16], chance: Array, sums: Array) -> None:
+        """As `run`, by `kernel_ladder`."""
+        stream, noisy, told = self._world.stream, self._verdicts.stream, self._noise.told
+        by_name = np.array(sorted(range(len(stream.models)), key=lambda k: stream.models[k]), dtype=np.int64)
+        added = np.zeros((len(Climbed._fields), stream.n_tasks))
+        _ladder_kernel()(
+            added,
+            self._world.contexts.x,
+            episode.task,
+            chosen.astype(np.int64),
+            episode.trial_draw,
+            chance,
+            (self._verdicts.is_right, noisy.trial_success, noisy.trial_cost_usd, noisy.n_trials),
+            (stream.success, stream.cost_usd),
+            by_name,
+            np.array(told if told is not None else (-1.0, -1.0)),
+            (self._options.optimism, RATE_MAX, self._price, self._noise.audit_ratio, self._options.ridge),
+            (self._attempts_max, stream.n_tasks, AUDIT_DELAY, int(AUDIT_PRIOR)),
+            np.zeros((len(episode.task) * self._attempts_max, 3)),
+        )
+        sums += added
 
     def _attempts(
         self, step: int, task: int, model: int, draw: float, chance: Array
@@ -187,6 +216,11 @@ class _Climber:
         while self._audits and self._audits[0][0] <= step:
             _, passed, is_right = self._audits.pop(0)
             self.ladder.audited(passed=passed, is_right=is_right)
+
+
+@cache
+def _ladder_kernel() -> Callable[..., None]:
+    return _compile(kernel_ladder, kernel_ladder.LADDER)
 
 
 class Baselines(NamedTuple):
