@@ -5,6 +5,7 @@ ones, and nothing is guessed.
 """
 
 import math
+import re
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -21,7 +22,7 @@ from loadwise.settings import Config, parse_config, parse_yaml, require_unicode
 from .api_engine import ApiEngine, ApiEngineSpec
 from .bounds import EVERY_S_MIN, MAX_EVENTS_MAX, N_PROGRAMS_MAX, SECONDS_MAX, require_within
 from .compiled import HAS_NUMBA
-from .draw import Quantity, require_quantity
+from .draw import Quantity, least_of, require_quantity
 from .engine import Engine
 from .hybrid_engine import HybridEngine, fits_hybrid
 from .servers_engine import ServersEngine, ServersEngineSpec
@@ -141,6 +142,25 @@ class Scenario(Fact, frozen=True, kw_only=True):
         unknown = sorted((set(self.truth.success) | set(self.truth.output_ratio)) - set(config.models))
         if unknown:
             raise ConfigError(f"truth knows {unknown[0]!r}, the pool only {', '.join(sorted(config.models))}")
+        self._check_prompts()
+
+    def _check_prompts(self) -> None:
+        """A first prompt that fits no engine, whatever is drawn, would make every program fail."""
+        workload, most = self.workload, self.most_tokens
+        if isinstance(workload.arrivals, Trace):
+            return
+        least = max(least_of(workload.first_prompt_tokens), workload.shared_tokens + 1)
+        if min(least, workload.context_limit_tokens - 1) + 1 > most:
+            name = "shared_tokens" if workload.shared_tokens + 1 >= least else "first_prompt_tokens"
+            raise ConfigError(
+                f"workload {name} is {getattr(workload, name)!r}: no request can ever fit, "
+                f"the largest engine takes {most:.0f} tokens of prompt and answer"
+            )
+
+    @property
+    def most_tokens(self) -> float:
+        """Tokens of prompt and answer that the largest engine takes."""
+        return max(most_tokens_of(self.engines.get(spec.name, SimpleEngineSpec())) for spec in self.backends)
 
     def _check_failures(self) -> None:
         well_at_s: dict[str, float] = {}
@@ -165,6 +185,19 @@ class Scenario(Fact, frozen=True, kw_only=True):
     def models(self) -> dict[str, ModelSpec]:
         """The pool's models."""
         return self.config.models
+
+
+def most_tokens_of(spec: EngineSpec) -> float:
+    """Tokens of prompt and answer that an engine takes at most."""
+    if isinstance(spec, ServersEngineSpec):
+        return math.inf
+    if isinstance(spec, ApiEngineSpec):
+        return min(spec.max_model_len, spec.tokens_per_minute or math.inf)
+    if isinstance(spec, VllmEngineSpec):
+        # The last token that is said is never computed.
+        fits = (spec.n_blocks - 2 * spec.state_groups) * spec.block_tokens + 1
+        return min(fits, spec.max_model_len or math.inf)
+    return spec.kv_tokens
 
 
 def open_engine(spec: EngineSpec, streams: Streams, name: str, *, is_compiled: bool = False) -> Engine:
@@ -215,7 +248,7 @@ def convert_scenario(document: dict[str, Any], name: str = "scenario") -> Scenar
     try:
         return msgspec.convert(_with_preset(document), Scenario)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{name}: {error}{_valid_keys(str(error))}") from error
+        raise ConfigError(f"{name}: {error}{_found(document, str(error))}{_valid_keys(str(error))}") from error
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from error
 
@@ -254,6 +287,28 @@ def _with_preset(document: dict[str, Any]) -> dict[str, Any]:
         return document
     said = {key: value for key, value in workload.items() if key != "preset"}
     return document | {"workload": read_preset(str(workload["preset"])) | said}
+
+
+def _found(document: Any, message: str) -> str:
+    """The value at the place that a message names, for its end; nothing where the place is not unique or is missing."""
+    if "at `$" not in message or "missing required field" in message or "unknown field" in message:
+        return ""
+    values = [document]
+    for name, index in re.findall(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]", message.rsplit("at `$", 1)[-1].rstrip("`")):
+        values = [inner for value in values for inner in _inside(value, name or index)]
+    if len(values) != 1:
+        return ""
+    text = repr(values[0])
+    return f"; it is {text if len(text) <= 80 else text[:77] + '...'}"
+
+
+def _inside(value: Any, key: str) -> list[Any]:
+    """What lies at a key of a mapping or a list; `...` is every key of a mapping."""
+    if isinstance(value, list):
+        return [value[int(key)]] if key.isdigit() and int(key) < len(value) else []
+    if isinstance(value, dict):
+        return list(value.values()) if key == "..." else [value[key]] if key in value else []
+    return []
 
 
 def _valid_keys(message: str) -> str:

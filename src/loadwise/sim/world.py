@@ -38,7 +38,10 @@ from .report import Report, Tally
 from .scenario import Scenario
 from .truth import Truth
 from .verdicts import DueVerdict, judge
-from .workload import MAX_TURNS, Workload
+from .workload import MAX_TURNS, Closed, Workload
+
+MOST_AT_ONCE = 50_000
+"""Events at one instant, and 64 more for each program that may begin at it."""
 
 
 class WorldJournal(Protocol):
@@ -89,7 +92,8 @@ class World:
         self.fleet = Fleet(
             scenario, self._streams, self.calendar, self.feed, self._attempt_over, is_compiled=is_compiled
         )
-        workload = Workload(scenario.workload, self._streams)
+        terse = min(scenario.truth.output_ratio.values(), default=1.0)
+        workload = Workload(scenario.workload, self._streams, scenario.most_tokens, terse)
         self.agents = Agents(
             workload,
             self._truth,
@@ -106,6 +110,13 @@ class World:
         self._unjudged: dict[ProgramId, tuple[Agent, bool]] = {}
         self._asked: dict[ProgramId, str] = {}
         self._moved_at_s = 0.0
+        self._instant_s = -1.0
+        self._first_at_instant = 0
+        arrivals = scenario.workload.arrivals
+        n_at_once = arrivals.n_agents if isinstance(arrivals, Closed) else 0
+        # Where programs are counted the run ends by itself.
+        n_at_once = max(n_at_once, limit_of(scenario.n_programs, workload.n_programs) or 0)
+        self._most_at_once = MOST_AT_ONCE + 64 * n_at_once
         self._do: dict[type, Callable[[Any], None]] = {
             Dispatch: self._dispatch,
             CancelAttempt: self._cancel_attempt,
@@ -129,6 +140,7 @@ class World:
             self._n_events += 1
             if self._n_events > self.scenario.max_events:
                 raise LawBroken("L15", f"the run needs more than max_events = {self.scenario.max_events} events")
+            self._check_clock()
             if not is_background:
                 self._moved_at_s = self.calendar.now_s
             action()
@@ -329,6 +341,15 @@ class World:
     @property
     def _is_still(self) -> bool:
         return not self.calendar.n_foreground and self.calendar.now_s - self._moved_at_s > self.scenario.stall_limit_s
+
+    def _check_clock(self) -> None:
+        """Much may happen at one instant, but not without end: work that ends as it begins would go on for ever."""
+        if self.calendar.now_s > self._instant_s:
+            self._instant_s, self._first_at_instant = self.calendar.now_s, self._n_events
+        n = self._n_events - self._first_at_instant
+        if n > self._most_at_once:
+            over = ", ".join(f"{count} {state}" for state, count in sorted(self.tally.programs.items()))
+            raise LawBroken("L9", f"{n} events and the clock stands still at {self._instant_s} s; programs: {over}")
 
     def _check_stall(self) -> None:
         if self.agents.n_open and self._is_still:
