@@ -26,6 +26,7 @@ from .draw import Quantity, least_of, require_quantity
 from .engine import Engine
 from .hybrid_engine import HybridEngine, fits_hybrid
 from .servers_engine import ServersEngine, ServersEngineSpec
+from .shared_gpu import SharedGpuSpec
 from .simple_engine import SimpleEngine, SimpleEngineSpec
 from .truth import TruthSpec
 from .verdicts import VerdictSpec
@@ -99,6 +100,8 @@ class Scenario(Fact, frozen=True, kw_only=True):
     """Exactly a pool file."""
     engines: dict[str, EngineSpec] = {}
     """The true engine of each backend by name; one that is absent gets the default simple engine."""
+    gpus: dict[str, SharedGpuSpec] = {}
+    """GPUs that several backends' engines share; an engine that is in none has its own."""
     workload: WorkloadSpec
     truth: TruthSpec = TruthSpec()
     verdicts: VerdictSpec = VerdictSpec()
@@ -138,11 +141,40 @@ class Scenario(Fact, frozen=True, kw_only=True):
         for used in [*self.engines, *(failure.backend for failure in self.failures)]:
             if used not in names:
                 raise ConfigError(f"backend {used!r} is not in the pool; it has {', '.join(sorted(names))}")
+        self._check_gpus(names)
         self._check_failures()
         unknown = sorted((set(self.truth.success) | set(self.truth.output_ratio)) - set(config.models))
         if unknown:
             raise ConfigError(f"truth knows {unknown[0]!r}, the pool only {', '.join(sorted(config.models))}")
         self._check_prompts()
+
+    def _check_gpus(self, names: set[str]) -> None:
+        seen: dict[str, str] = {}
+        own = {name: self.engines.get(name, SimpleEngineSpec()) for name in names}
+        for gpu, shared in self.gpus.items():
+            for backend in shared.backends:
+                if backend not in names:
+                    raise ConfigError(f"gpus {gpu!r}: backend {backend!r} is not in the pool")
+                if backend in seen:
+                    raise ConfigError(f"gpus {gpu!r}: backend {backend!r} is on {seen[backend]!r} already")
+                if isinstance(own[backend], ApiEngineSpec):
+                    raise ConfigError(f"gpus {gpu!r}: backend {backend!r} is an API, which has no GPU here")
+                seen[backend] = gpu
+        for gpu, shared in self.gpus.items():
+            shared.check_engines(gpu, [(backend, own[backend]) for backend in shared.backends])
+
+    def engine_spec(self, backend: str) -> EngineSpec:
+        """The true engine of a backend. With shared KV memory, as many blocks as the whole memory has."""
+        spec = self.engines.get(backend, SimpleEngineSpec())
+        shared = next((gpu for gpu in self.gpus.values() if gpu.shares_kv and backend in gpu.backends), None)
+        if shared is None or not isinstance(spec, VllmEngineSpec) or spec.hardware is None:
+            return spec
+        return msgspec.structs.replace(spec, num_gpu_blocks=self.shared_kv_bytes(shared) // block_bytes_of(spec))
+
+    def shared_kv_bytes(self, shared: SharedGpuSpec) -> int:
+        """The memory that engines on a GPU share."""
+        specs = [self.engines.get(name) for name in shared.backends]
+        return shared.kv_bytes([spec.hardware for spec in specs if isinstance(spec, VllmEngineSpec) and spec.hardware])
 
     def _check_prompts(self) -> None:
         """A first prompt that fits no engine, whatever is drawn, would make every program fail."""
@@ -160,7 +192,7 @@ class Scenario(Fact, frozen=True, kw_only=True):
     @property
     def most_tokens(self) -> float:
         """Tokens of prompt and answer that the largest engine takes."""
-        return max(most_tokens_of(self.engines.get(spec.name, SimpleEngineSpec())) for spec in self.backends)
+        return max(most_tokens_of(self.engine_spec(spec.name)) for spec in self.backends)
 
     def _check_failures(self) -> None:
         well_at_s: dict[str, float] = {}
@@ -185,6 +217,13 @@ class Scenario(Fact, frozen=True, kw_only=True):
     def models(self) -> dict[str, ModelSpec]:
         """The pool's models."""
         return self.config.models
+
+
+def block_bytes_of(spec: VllmEngineSpec) -> int:
+    """Memory of one block of an engine whose hardware is known."""
+    if spec.hardware is None:
+        raise ConfigError("an engine without hardware has no bytes, only blocks")
+    return spec.block_tokens * spec.hardware.model_facts.kv_bytes_per_token
 
 
 def most_tokens_of(spec: EngineSpec) -> float:
