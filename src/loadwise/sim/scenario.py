@@ -21,10 +21,8 @@ from loadwise.settings import Config, parse_config, parse_yaml, require_unicode
 
 from .api_engine import ApiEngine, ApiEngineSpec
 from .bounds import EVERY_S_MIN, MAX_EVENTS_MAX, N_PROGRAMS_MAX, SECONDS_MAX, require_within
-from .compiled import HAS_NUMBA
 from .draw import Quantity, least_of, require_quantity
 from .engine import Engine
-from .hybrid_engine import HybridEngine, fits_hybrid
 from .servers_engine import ServersEngine, ServersEngineSpec
 from .shared_gpu import SharedGpuSpec
 from .simple_engine import SimpleEngine, SimpleEngineSpec
@@ -245,8 +243,12 @@ def open_engine(spec: EngineSpec, streams: Streams, name: str, *, is_compiled: b
     Args:
         is_compiled: Take compiled code where there is some for such an engine; what it does is the same.
     """
-    if is_compiled and HAS_NUMBA and isinstance(spec, VllmEngineSpec) and fits_hybrid(spec):
-        return HybridEngine(spec)
+    if is_compiled and isinstance(spec, VllmEngineSpec):
+        from .compiled import HAS_NUMBA  # importing numba takes longer than most runs
+        from .hybrid_engine import HybridEngine, fits_hybrid
+
+        if HAS_NUMBA and fits_hybrid(spec):
+            return HybridEngine(spec)
     if isinstance(spec, ServersEngineSpec):
         return ServersEngine(spec, streams, name)
     if isinstance(spec, VllmEngineSpec):
