@@ -10,9 +10,10 @@ import pytest
 from loadwise.kernel.errors import ConfigError
 from loadwise.kernel.work import Verdict, VerdictKind
 from loadwise.verify.case import Case
-from loadwise.verify.check import Finding, FindingStatus, RunInSandbox
+from loadwise.verify.check import Finding, FindingStatus, RunInSandbox, RunSmallPython
 from loadwise.verify.unit_tests import UnitTests, code_of, fenced
-from tests.verify.carry import asked, judged, told, verifier
+from loadwise.verify.verifier import Wanted
+from tests.verify.carry import asked, carry_out, judged, told, verifier
 
 PASS, FAIL, ABSTAIN = VerdictKind.PASS, VerdictKind.FAIL, VerdictKind.ABSTAIN
 CHECK = "def check(candidate):\n    assert candidate(2, 3) == 5\n    assert candidate(-1, 1) == 0"
@@ -292,3 +293,62 @@ def test_wrong_options(options: dict[str, Any], says: str) -> None:
     """Each names its key and its value."""
     with pytest.raises(ConfigError, match=says):
         verifier("code", **options)
+
+
+SMALL = '["assert add(2, 3) == 5", "assert add([1], b=[2]) == [1, 2]"]'
+
+
+def small_case(code: str, tests: str = SMALL) -> Case:
+    """Plain assertions."""
+    return Case(artefacts={"code": code}, references={"tests": tests}, nonce="n1")
+
+
+def test_small_python_may_pass_but_never_fail() -> None:
+    """The calls go out, what is expected stays; anything but the right values is for the sandbox to find out."""
+    by, case = coder(small_python=True), small_case("def add(a, b): return a + b")
+    wanted = asked(by, case)
+    assert isinstance(wanted.check, RunSmallPython)
+    assert "== 5" not in wanted.check.source and wanted.check.source.endswith("[add(2, 3), add([1], b=[2])]\n")
+    good = by.resume(case, wanted.state, Finding(value=[5, [1, 2]]))
+    assert isinstance(good, Verdict) and good.verdict is PASS
+    for finding in (
+        Finding(value=[5, [1, 3]]),
+        Finding(value=[5]),
+        Finding(value=None),
+        Finding(value=[5, [1, 2]], killed="wall"),
+        Finding(status=FindingStatus.REFUSED),
+        Finding(status=FindingStatus.TIMEOUT),
+    ):
+        step = by.resume(case, wanted.state, finding)
+        assert isinstance(step, Wanted) and isinstance(step.check, RunInSandbox) and not step.state.get("is_small")
+        last = by.resume(case, step.state, carry_out(step.check))
+        assert isinstance(last, Verdict) and last.verdict is PASS
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "assert abs(add(1, 2)) == 3",
+        "assert add(x, 2) == 3",
+        "assert add(1, 2) == x",
+        "assert add(1, 2) < 3",
+        "assert add(1, 2)",
+        "x = 1\nassert add(x, 2) == 3",
+        "def check(candidate):\n    assert candidate(1, 2) == 3",
+        "assert m.add(1, 2) == 3",
+        "assert add(1, 2) == 3 == 3",
+        "assert add(*[1, 2]) == 3",
+        "assert add(" + "[" * 500 + "]" * 500 + ", 2) == 3",
+        "#",
+    ],
+)
+def test_what_is_more_than_calls_and_literals_goes_to_the_sandbox(tests: str) -> None:
+    """At once."""
+    wanted = asked(coder(small_python=True), small_case("def add(a, b): return a + b", tests))
+    assert isinstance(wanted.check, RunInSandbox)
+
+
+def test_small_python_is_tried_only_where_it_is_wanted() -> None:
+    """It is off unless switched on, and gets no text that UTF-8 cannot hold."""
+    assert isinstance(asked(coder(small_python=True), small_case("x = '\ud800'")).check, RunInSandbox)
+    assert isinstance(asked(coder(), small_case("x = 1")).check, RunInSandbox)
