@@ -213,6 +213,12 @@ def test_tests_that_assert_nothing_or_cannot_be_sent_abstain() -> None:
     assert grade(code, "x = add(1, 2)", entry="").verdict is ABSTAIN
     assert grade(code, "assert (", entry="").verdict is ABSTAIN
     assert grade(code, "class Mine: pass\nassert add(Mine(), 2)", entry="").verdict is ABSTAIN
+    assert grade(code, "import no_such_module\nassert add(1, 2) == 3", entry="").verdict is ABSTAIN
+    assert grade(code, "def test_a(tmp_path):\n    assert add(1, 2) == 3", entry="").verdict is ABSTAIN
+    assert grade(code, CHECK, setup="import no_such_module").verdict is ABSTAIN
+    assert grade("import no_such_module\n" + code, CHECK).verdict is FAIL
+    assert grade("x = 1", "from solution import add\nassert add(1, 2) == 3", entry="").verdict is FAIL
+    assert grade(code, CHECK, setup="import math").verdict is PASS
     assert grade(code, CHECK).verdict is PASS
     assert told(coder(), Case(answer="x = 1")).verdict is ABSTAIN
     assert told(coder(), Case(answer="x = 1", references={"tests": "[1]"})).verdict is ABSTAIN
