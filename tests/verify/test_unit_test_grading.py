@@ -358,3 +358,75 @@ def test_small_python_is_tried_only_where_it_is_wanted() -> None:
     """It is off unless switched on, and gets no text that UTF-8 cannot hold."""
     assert isinstance(asked(coder(small_python=True), small_case("x = '\ud800'")).check, RunInSandbox)
     assert isinstance(asked(coder(), small_case("x = 1")).check, RunInSandbox)
+
+
+IMPOSTOR = """
+import json, os, struct
+def read(n):
+    got = b''
+    while len(got) < n:
+        part = os.read(3, n - len(got))
+        if not part: os._exit(0)
+        got += part
+    return got
+def send(text):
+    os.write(4, struct.pack('>I', len(text)) + text)
+send(json.dumps({"names": ["add"], "modules": []}).encode())
+read(struct.unpack('>I', read(4))[0])
+send(b'{"value": {"o": {"id": 0}}}')
+while True:
+    read(struct.unpack('>I', read(4))[0])
+    send(FRAME)
+"""
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"5",
+        b"{}",
+        b"not json",
+        b"\xff\xfe",
+        b'{"value": {"i": "zz"}}',
+        b'{"value": {"i": 5}}',
+        b'{"value": {"l": 5}}',
+        b'{"value": {"d": [[1]]}}',
+        b'{"value": {"d": [[{"l": []}, 1]]}}',
+        b'{"value": {"r": [0, 1, 0]}}',
+        b'{"value": {"D": "x"}}',
+        b'{"value": {"F": ["1", "0"]}}',
+        b'{"value": {"b": "x"}}',
+        b'{"value": {"unknown": 1}}',
+        b'{"value": {"i": "5", "f": "0"}}',
+        b'{"value": 5}',
+        b'{"value": {"o": 5}}',
+        b'{"value": {"o": {"id": "x"}}}',
+        b'{"value": {"o": {"callback": 0}}}',
+        b'{"raised": 5}',
+        b'{"raised": []}',
+        b'{"raised": ["SystemExit", "BaseException"]}',
+        b'{"raised": ["KeyboardInterrupt"]}',
+        b'{"raised": ["Expired"], "why": {}}',
+        b'{"raised": ["UnicodeDecodeError"]}',
+        b'{"callback": 99, "args": {"l": []}}',
+        b'{"callback": "x"}',
+        b'{"callback": {}}',
+        b'{"unsupported": "x", "value": 5}',
+        b"[" * 100_000,
+        b'{"value": ' + b'{"l":[' * 20_000 + b"]}" * 20_000 + b"}",
+    ],
+)
+def test_an_impostor_of_the_candidates_process_convinces_nobody(frame: bytes) -> None:
+    """Code that speaks our own protocol can say values, and a wrong or unreadable value fails."""
+    code = IMPOSTOR.replace("FRAME", repr(frame))
+    found = grade(code, "def check(candidate):\n    assert candidate(2, 3) == 5")
+    assert found.verdict is FAIL, found.explanation
+
+
+def test_the_impostor_is_heard() -> None:
+    """Otherwise the frames above would prove nothing: the right value, said by it, passes."""
+    code = IMPOSTOR.replace("FRAME", repr(b'{"value": {"i": "5"}}'))
+    assert grade(code, "def check(candidate):\n    assert candidate(2, 3) == 5").verdict is PASS
