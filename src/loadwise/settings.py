@@ -5,7 +5,6 @@ shape as a pool file, and every explicit value wins over it.
 """
 
 import importlib
-import math
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -26,6 +25,9 @@ from loadwise.policy.registry import PolicySpec, Resolve, is_path, make_policy, 
 from loadwise.router.config import RouterConfig
 from loadwise.router.machine import EXTERNAL, Router
 from loadwise.router.pool import BACKENDS_MAX, MODELS_MAX
+from loadwise.verify.registry import make_verifier
+from loadwise.verify.spec import VERIFIER_KINDS as VERIFIER_KINDS
+from loadwise.verify.spec import VerifierSpec as VerifierSpec
 
 _T = TypeVar("_T")
 
@@ -33,23 +35,6 @@ DEFAULT_PRESET = "loadwise"
 
 SEEDS = 1 << 64
 """Seeds are below it: a journal holds no longer integer, and more bits would change nothing."""
-
-VERIFIER_KINDS = (
-    EXTERNAL,
-    "exact",
-    "choice",
-    "numeric",
-    "math",
-    "code",
-    "patch",
-    "container",
-    "state",
-    "judge",
-    "command",
-    "webhook",
-    "human",
-    "fusion",
-)
 
 RUN_VERIFIER_KINDS = frozenset({EXTERNAL})
 """Kinds that need no runner, or have one. The others are accepted, and arrive with the verification subsystem."""
@@ -72,27 +57,14 @@ _POLICY_SHORTHANDS = {"exploration": "alpha", "exploration_floor": "exploration_
 """Keys under `router:` that are options of the policy."""
 
 
-class VerifierSpec(Fact, frozen=True, kw_only=True):
-    """Who judges programs of a task type."""
-
-    kind: str = EXTERNAL
-    """`external`: somebody reports verdicts over HTTP. Other kinds are run by the verification subsystem."""
-    run: str | None = None
-    url: str | None = None
-    timeout_s: float = 60.0
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.timeout_s) and self.timeout_s > 0):
-            raise ConfigError(f"verifier timeout_s is {self.timeout_s!r}; it must be a finite number > 0")
-        if self.kind not in VERIFIER_KINDS:
-            raise ConfigError(f"verifier kind {self.kind!r} is unknown; known: {', '.join(VERIFIER_KINDS)}")
-
-
 class TaskTypeSpec(Fact, frozen=True, kw_only=True):
     """One entry under `task_types:`."""
 
     examples: tuple[str, ...] = ()
     verifier: VerifierSpec = VerifierSpec()
+
+    def __post_init__(self) -> None:
+        make_verifier(self.verifier)  # a wrong option is found when the file is read, not when the first program ends
 
 
 class Config(Fact, frozen=True, kw_only=True):

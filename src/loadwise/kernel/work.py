@@ -99,6 +99,14 @@ class Verdict(Fact, frozen=True, kw_only=True):
     version: str = ""
     verdict_id: str = ""
     """The sender's own id, so that the same report sent twice is known to be the same."""
+    took_s: float | None = None
+    """How long the verifier worked, checks included; None where nobody measured."""
+    cost_usd: float | None = None
+    """What its checks cost, a judge's model calls above all; None where nobody counted."""
+    explanation: str = ""
+    """Why, in words for a human."""
+    evidence: dict[str, str] = {}
+    """What the explanation rests on, by name; bounded by whoever makes it."""
 
     def __post_init__(self) -> None:
         if self.score is not None and not (math.isfinite(self.score) and 0.0 <= self.score <= 1.0):
