@@ -26,6 +26,8 @@ class EmulatorSpec(Fact, frozen=True, kw_only=True):
     seed: int = 0
     has_fault_header: bool = False
     """Let a request name its own fault in the header `x-emulator-fault`."""
+    is_stepped: bool = False
+    """Time stands still until a client moves it, each engine's by itself (`control`)."""
 
     def __post_init__(self) -> None:
         if not self.backends:
@@ -36,6 +38,8 @@ class EmulatorSpec(Fact, frozen=True, kw_only=True):
             raise ConfigError(f"two emulated backends are named {twice[0]!r}; names must differ")
         if not 0 < self.scale < float("inf"):
             raise ConfigError(f"scale is {self.scale!r}; it must be a finite number > 0")
+        if self.is_stepped and self.scale != 1.0:
+            raise ConfigError(f"scale is {self.scale!r}; a stepped clock has none, so it must be 1")
 
 
 class EmulatorHandle:
@@ -82,6 +86,7 @@ async def start_emulator(
                 scale=spec.scale,
                 seed=spec.seed,
                 has_fault_header=spec.has_fault_header,
+                is_stepped=spec.is_stepped,
             )
             backends[one.name] = backend
             wanted = one.port if one.port is not None else (port + i if port else 0)

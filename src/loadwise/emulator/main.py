@@ -29,6 +29,8 @@ class EmulateOptions(Fact, frozen=True, kw_only=True):
     engine: SimpleEngineSpec = SimpleEngineSpec()
     output_tokens: Quantity | None = None
     has_fault_header: bool = False
+    is_stepped: bool = False
+    """Time moves by request only (`control`)."""
 
     def __post_init__(self) -> None:
         if bool(self.models) == (self.scenario is not None):
@@ -53,6 +55,7 @@ def emulator_spec(options: EmulateOptions) -> EmulatorSpec:
         scale=options.scale,
         seed=options.seed,
         has_fault_header=options.has_fault_header,
+        is_stepped=options.is_stepped,
     )
 
 

@@ -11,7 +11,7 @@ from loadwise.kernel.work import AttemptOutcome
 
 from .backend import Attempt, AttemptOver, VirtualBackend
 from .calendar import Calendar, Rank
-from .scenario import Failure, Scenario, open_engine
+from .scenario import Failure, OpenEngine, Scenario, open_engine
 from .simple_engine import SimpleEngineSpec
 
 _T = TypeVar("_T")
@@ -27,12 +27,14 @@ class Fleet:
         calendar: Calendar,
         feed: Callable[[Event], None],
         over: Callable[[AttemptOver], None],
+        open_engine: OpenEngine = open_engine,
     ) -> None:
         self._scenario = scenario
         self._streams = streams
         self._calendar = calendar
         self._feed = feed
         self._over = over
+        self._open_engine = open_engine
         self._token_by_backend: dict[str, object] = {}
         self._flying: dict[tuple[int, int], Attempt] = {}
         self.backends = {spec.name: self._open(spec) for spec in scenario.backends}
@@ -66,7 +68,7 @@ class Fleet:
         engine_spec = self._scenario.engines.get(name, SimpleEngineSpec())
         return VirtualBackend(
             spec,
-            lambda: open_engine(engine_spec, self._streams, name),
+            lambda: self._open_engine(engine_spec, self._streams, name),
             lambda after_s: self._wake(name, after_s),
             self._put_over,
         )

@@ -5,6 +5,7 @@ ones, and nothing is guessed.
 """
 
 import math
+from collections.abc import Callable
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -163,6 +164,9 @@ class Scenario(Fact, frozen=True, kw_only=True):
     def models(self) -> dict[str, ModelSpec]:
         """The pool's models."""
         return self.config.models
+
+
+OpenEngine = Callable[[EngineSpec, Streams, str], Engine]
 
 
 def open_engine(spec: EngineSpec, streams: Streams, name: str) -> Engine:

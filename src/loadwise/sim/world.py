@@ -35,7 +35,7 @@ from .draw import sample_seconds
 from .engine import EngineRequest
 from .fleet import Fleet
 from .report import Report, Tally
-from .scenario import Scenario
+from .scenario import OpenEngine, Scenario, open_engine
 from .truth import Truth
 from .verdicts import DueVerdict, judge
 from .workload import MAX_TURNS, Workload
@@ -69,9 +69,11 @@ class World:
         *,
         journal: WorldJournal | None = None,
         hold_limit_s: float = math.inf,
+        open_engine: OpenEngine = open_engine,
     ) -> None:
         """
         Args:
+            open_engine: Opens a fresh engine of a backend, at the start and after a crash; one somewhere else, perhaps.
             hold_limit_s: No turn may wait for longer without an attempt in flight; the pool's own limit.
         """
         self.scenario = scenario
@@ -84,7 +86,7 @@ class World:
         self._streams = Streams(seed)
         self._truth = Truth(scenario.truth, self._streams)
         self._models = scenario.models
-        self.fleet = Fleet(scenario, self._streams, self.calendar, self.feed, self._attempt_over)
+        self.fleet = Fleet(scenario, self._streams, self.calendar, self.feed, self._attempt_over, open_engine)
         workload = Workload(scenario.workload, self._streams)
         self.agents = Agents(
             workload,
