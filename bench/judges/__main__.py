@@ -5,8 +5,9 @@ python -m bench.judges [--json] [--quick] [--judge vllm,dynamo,llamacpp]
 Two runs of each judge. `turns`: eight growing programs asked one call at a time in a random order, in a KV space for
 two or three of them: what is found in the cache does not depend on how long anything takes, so every call's hit must
 be equal. `loop`: all of them at once, with gaps, on our engine after it was calibrated to the judge by `sim.calibrate`:
-hits, preemptions, order of first tokens, KV usage and latencies. llama.cpp has slots and no blocks, so it is compared
-with a model of slots (`slots`) in the first run only.
+hits, preemptions, order of first tokens, KV usage and latencies. Dynamo's mocker says random words and does not find
+them again, so its prompts do not repeat answers. llama.cpp has slots and no blocks, so it is compared with a model of
+slots (`slots`), in the first run only.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ def loop_script(*, is_quick: bool) -> Script:
 
 def judge_engine(judge: Judge, spec: VllmEngineSpec, *, is_quick: bool) -> Verdict:
     """A judge that has blocks, as ours."""
-    turns, loop = turns_script(is_quick=is_quick), loop_script(is_quick=is_quick)
+    turns, loop = (
+        make(is_quick=is_quick)._replace(keeps_replies=judge.keeps_replies) for make in (turns_script, loop_script)
+    )
     with judge.open() as open_endpoint:
         asyncio.run(run_live(open_endpoint(7), draw(2, 2, first=(64, 64), growth=(8, 8), output=(4, 4), gap_s=0.0)))
         cells = asyncio.run(measure_cells(open_endpoint, QUICK_CELLS if is_quick else CELLS))
@@ -81,11 +84,11 @@ def judge_slots(judge: Judge, *, is_quick: bool) -> Verdict:
     script = draw(
         5,
         3 if is_quick else 6,
-        first=(120, 250),
-        growth=(20, 80),
-        output=(6, 20),
+        first=(40, 90),
+        growth=(8, 24),
+        output=(2, 5),
         gap_s=0.0,
-        shared_tokens=40,
+        shared_tokens=16,
         seed=4,
     )
     with judge.open() as open_endpoint:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from bench.agents import Script, Turn, live
 from loadwise.sim.calibrate import Cell, calibrate
@@ -58,21 +61,34 @@ def fit(cells: list[Cell], spec: VllmEngineSpec) -> Fit:
 
 
 def rough_step(cells: list[Cell]) -> StepCost:
-    """A step's cost by hand: what one user's tokens take, what each further user adds, what a prompt's token takes."""
-    one = min(cells, key=lambda cell: (cell.concurrency, cell.prompt_tokens / cell.output_tokens))
-    many = max(cells, key=lambda cell: (cell.concurrency, cell.output_tokens))
-    long = max(cells, key=lambda cell: (cell.prompt_tokens / cell.output_tokens, -cell.concurrency))
-    one_s, many_s = 1 / one.output_tokens_per_s, many.concurrency / many.output_tokens_per_s
-    request_s = max((many_s - one_s) / max(many.concurrency - 1, 1), one_s / 50)
-    whole_s = long.concurrency * long.output_tokens / long.output_tokens_per_s
-    gemm_s = max((whole_s / long.concurrency - long.output_tokens * one_s) / long.prompt_tokens, one_s / 2000)
+    """A step's cost by plain least squares, as if all users of a cell were always at the same place.
+
+    A round of a cell takes users * prompt * g + output * (f + users * r + users * context * k) seconds, which is linear
+    in the four constants; none may be negative, so the best of all choices of those that are not 0 is taken.
+    """
+    rows, seconds = [], []
+    for cell in cells:
+        n, context = cell.concurrency, cell.prompt_tokens + cell.output_tokens / 2
+        rows.append([n * cell.prompt_tokens, *(cell.output_tokens * x for x in (1, n, n * context))])
+        seconds.append(n * cell.output_tokens / cell.output_tokens_per_s)
+    scaled = np.array(rows) / np.array(seconds)[:, None]
+    best, least = np.zeros(4), math.inf
+    for chosen in itertools.product([False, True], repeat=4):
+        columns = np.flatnonzero(chosen)
+        x = np.zeros(4)
+        x[columns] = np.linalg.lstsq(scaled[:, columns], np.ones(len(cells)), rcond=None)[0]
+        error = float(np.sum((scaled @ x - 1) ** 2))
+        if (x >= 0).all() and error < least:
+            best, least = x, error
+    one_s = max(best[1] + best[2], 1e-5)
+    gemm_s = max(best[0], one_s / 2000)
     return StepCost(
-        fixed_s=max(one_s - request_s, one_s / 4),
+        fixed_s=max(best[1], one_s / 4),
         weights_s=one_s / 50,
         gemm_s_per_token=gemm_s,
-        kv_s_per_token=gemm_s / 500,
+        kv_s_per_token=max(best[3], gemm_s / 5000),
         attention_s_per_pair=gemm_s / 5000,
-        request_s=request_s,
+        request_s=max(best[2], one_s / 200),
     )
 
 

@@ -43,6 +43,8 @@ class Judge(NamedTuple):
     spec: VllmEngineSpec | None
     """What our simulator is told of it; None where it is not such an engine."""
     what: str
+    keeps_replies: bool = True
+    """Whether it finds its own answers again when they come back in a prompt."""
 
 
 def python_of(variable: str) -> str:
@@ -97,7 +99,8 @@ def dynamo() -> Iterator[Callable[[int], Any]]:
     python = python_of("LOADWISE_DYNAMO_PYTHON")
     if not is_alone():
         raise Absent("the mocker listens on every address: run in `unshare -n` with `ip link set lo up`")
-    spec, port, metrics_port = DYNAMO_SPEC, free_port(), free_port()
+    # Its own network, so any port is free; the worker takes none above 32,767.
+    spec, port, metrics_port = DYNAMO_SPEC, 8400, 8401
     with tempfile.TemporaryDirectory() as folder:
         model = write_model(Path(folder) / "tiny")
         common = os.environ | {
@@ -121,7 +124,7 @@ def dynamo() -> Iterator[Callable[[int], Any]]:
             running(worker, common | {"DYN_SYSTEM_PORT": str(metrics_port)}),
             running(front, common) as process,
         ):
-            wait_until_up(process, f"http://127.0.0.1:{port}/v1/models", b'"m"', limit_s=60.0)
+            wait_until_up(process, f"http://127.0.0.1:{port}/v1/models", b'"m"', limit_s=20.0)
             yield lambda seed: OpenAIEndpoint(
                 f"http://127.0.0.1:{port}/v1",
                 read_dynamo,
@@ -156,7 +159,7 @@ JUDGES = {
     judge.name: judge
     for judge in (
         Judge("vllm", vllm, VLLM_SPEC, "vLLM 0.32 on a CPU, eight layers of random weights"),
-        Judge("dynamo", dynamo, DYNAMO_SPEC, "Dynamo 1.6.1's mocker, itself a simulator"),
+        Judge("dynamo", dynamo, DYNAMO_SPEC, "Dynamo 1.6.1's mocker, itself a simulator", keeps_replies=False),
         Judge("llamacpp", llamacpp, None, "llama.cpp's server on SmolLM2-135M"),
     )
 }
