@@ -83,12 +83,12 @@ def judge_slots(judge: Judge, *, is_quick: bool) -> Verdict:
     """llama.cpp: what a model of its slots says that each call finds."""
     script = draw(
         5,
-        3 if is_quick else 6,
-        first=(40, 90),
-        growth=(8, 24),
-        output=(2, 5),
+        4 if is_quick else 9,
+        first=(250, 450),
+        growth=(40, 160),
+        output=(6, 24),
         gap_s=0.0,
-        shared_tokens=16,
+        shared_tokens=60,
         seed=4,
     )
     with judge.open() as open_endpoint:

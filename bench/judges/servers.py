@@ -19,15 +19,15 @@ from typing import Any, NamedTuple
 
 from bench.agents import prometheus
 from bench.judges.endpoints import LlamaEndpoint, OpenAIEndpoint
+from bench.judges.tiny_gguf import write_gguf
 from bench.judges.tiny_model import write_model
 from bench.pinned import ProcessFailed, free_port
-from loadwise.demo.weights import smollm2
 from loadwise.emulator.metrics import read_signals
 from loadwise.sim.vllm_engine import VllmEngineSpec
 
 START_LIMIT_S = 240.0
 LLAMA_SLOTS = 3
-LLAMA_SLOT_TOKENS = 1024
+LLAMA_SLOT_TOKENS = 2048
 
 
 class Absent(Exception):
@@ -143,16 +143,17 @@ def read_dynamo(page: str) -> Mapping[str, float]:
 
 @contextlib.contextmanager
 def llamacpp() -> Iterator[Callable[[int], Any]]:
-    """llama.cpp's own server on SmolLM2-135M; idle contexts are not saved outside the slots."""
+    """llama.cpp's own server on random weights; idle contexts are not saved outside the slots."""
     if importlib.util.find_spec("xllamacpp") is None:
         raise Absent("xllamacpp is not installed: pip install 'loadwise[real]'")
-    script = Path(__file__).with_name("llama_server.py")
-    argv = [sys.executable, str(script), str(smollm2()), str(LLAMA_SLOTS), str(LLAMA_SLOT_TOKENS)]
-    port = free_port()
-    with running([*argv, str(port)], dict(os.environ)) as process:
-        url = f"http://127.0.0.1:{port}"
-        wait_until_up(process, url + "/health")
-        yield lambda seed: LlamaEndpoint(url, seed=seed)
+    script, port = Path(__file__).with_name("llama_server.py"), free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        weights = write_gguf(Path(folder) / "tiny.gguf")
+        argv = [sys.executable, str(script), str(weights), str(LLAMA_SLOTS), str(LLAMA_SLOT_TOKENS), str(port)]
+        with running(argv, dict(os.environ)) as process:
+            url = f"http://127.0.0.1:{port}"
+            wait_until_up(process, url + "/health")
+            yield lambda seed: LlamaEndpoint(url, seed=seed)
 
 
 JUDGES = {
@@ -160,7 +161,7 @@ JUDGES = {
     for judge in (
         Judge("vllm", vllm, VLLM_SPEC, "vLLM 0.32 on a CPU, eight layers of random weights"),
         Judge("dynamo", dynamo, DYNAMO_SPEC, "Dynamo 1.6.1's mocker, itself a simulator", keeps_replies=False),
-        Judge("llamacpp", llamacpp, None, "llama.cpp's server on SmolLM2-135M"),
+        Judge("llamacpp", llamacpp, None, "llama.cpp's server, two layers of random weights"),
     )
 }
 

@@ -26,7 +26,7 @@ def predicted_hits(script: Script, chains: Chains, n_slots: int) -> dict[tuple[i
         common = [_common(slot, program, known, script.shared_tokens) for slot in slots]
         best = max(range(n_slots), key=lambda i: (common[i], -i))
         if common[best] <= LEAST_SIMILARITY * prompt:
-            best = min(range(n_slots), key=lambda i: (used[i], i))
+            best = min(range(n_slots), key=lambda i: (used[i], -i))  # of slots never used, the last
         hits[program, number] = min(common[best], prompt - 1)
         # The last token said was never computed, so it is not in the slot.
         slots[best] = (program, prompt + turn.output_tokens - 1)
