@@ -68,7 +68,8 @@ def judge_engine(judge: Judge, spec: VllmEngineSpec, *, is_quick: bool) -> Verdi
     fitted = fit(cells, spec)
     ours_asked = simulated(VllmEngine(fitted.spec), turns, in_turn(turns))
     ours_at_once = simulated(VllmEngine(fitted.spec), loop, closed_loop(loop))
-    theirs, ours = {}, {}
+    theirs: dict[str, float] = {}
+    ours: dict[str, float] = {}
     for phase, a, b in (("turns", ours_asked, asked), ("loop", ours_at_once, at_once)):
         ours |= {f"{judge.name}.{phase}.{key}": value for key, value in figures(a).items()}
         theirs |= {f"{judge.name}.{phase}.{key}": value for key, value in figures(b).items()}
