@@ -87,6 +87,7 @@ class EmulatedBackend:
         self._metrics = EngineMetrics(spec.model)
         self._n_calls = 0
         self._calls: dict[int, EmulatedCall] = {}
+        self._is_hung = False
         self.driver = self._open_driver(0.0)
 
     async def listen(self, host: str, port: int) -> None:
@@ -95,9 +96,9 @@ class EmulatedBackend:
         Raises:
             OSError: the address is taken.
         """
-        self._server = Server(self.handle, Limits())
-        (address,) = await self._server.listen(host, port)
-        self._address = address
+        server = Server(self.handle, Limits())
+        (address,) = await server.listen(host, port)
+        self._server, self._address = server, address
         self.url = f"http://{address[0]}:{address[1]}/v1"
 
     async def go_down(self) -> None:
@@ -121,6 +122,19 @@ class EmulatedBackend:
         if self._server is None:
             await self.listen(*self._address)
 
+    def hang(self) -> None:
+        """Take connections and requests, and answer nothing, until `recover`."""
+        self._is_hung = True
+        self.driver.pause()
+
+    async def recover(self) -> None:
+        """Be up, answering and at full speed, whatever was wrong."""
+        if self._is_hung:
+            self._is_hung = False
+            self.driver.resume()
+        self.driver.set_speed(1.0)
+        await self.come_up()
+
     async def close(self) -> None:
         """Stop for good."""
         self.driver.close()
@@ -135,6 +149,8 @@ class EmulatedBackend:
             self._control.handle(exchange)
         elif method == b"POST" and path in (b"/v1/chat/completions", b"/v1/completions"):
             self._complete(exchange)
+        elif self._is_hung:
+            return
         elif method not in (b"GET", b"HEAD"):
             self.refuse(exchange, Error(f"{method.decode()} {path.decode('latin-1')} is not served"), 404)
         elif path == b"/health":

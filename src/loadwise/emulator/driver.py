@@ -73,6 +73,7 @@ class EngineDriver:
         self._seconds = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._heard: list[Heard] = []
+        self._is_paused = False
         self._is_touched = False
         """Somebody came or went since a stepped engine was last called."""
 
@@ -139,6 +140,18 @@ class EngineDriver:
         self.engine.set_speed(ratio)
         self._go_on(now_s)
 
+    def pause(self) -> None:
+        """The process hangs: requests are taken and nothing is said until `resume`."""
+        self._catch_up()
+        self._is_paused = True
+        self._arm()
+
+    def resume(self) -> None:
+        """Go on; a step that was under way is over by now."""
+        self._is_paused = False
+        self._step(self.now_s)
+        self._arm()
+
     def signals(self, at_s: float | None = None) -> dict[str, float]:
         """The engine's readings now; in stepped time, as they are at another instant, without moving anything."""
         if at_s is None:
@@ -189,6 +202,8 @@ class EngineDriver:
 
     def _catch_up(self) -> float:
         now_s = self.now_s
+        if self._is_paused:
+            return now_s
         for _ in range(_MOST_STEPS):
             if self._due_at_s is None or self._due_at_s > now_s:
                 return now_s
@@ -199,13 +214,13 @@ class EngineDriver:
     def _go_on(self, now_s: float) -> None:
         """Somebody came or went, so the engine's plan may be another."""
         self._is_touched = True
-        if not self.is_stepped:
+        if not (self.is_stepped or self._is_paused):
             self._step(now_s)
             self._arm()
 
     def _bring_to_present(self) -> float:
-        if self.is_stepped:
-            return self._stepped_at_s
+        if self.is_stepped or self._is_paused:
+            return self.now_s
         now_s = self._catch_up()
         if self._due_at_s is not None:
             self._step(now_s)
@@ -231,7 +246,7 @@ class EngineDriver:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._due_at_s is None:
+        if self._due_at_s is None or self._is_paused:
             return
         after_s = max((self._due_at_s - self.now_s) / self.scale, 0.0)
         if self._streams:

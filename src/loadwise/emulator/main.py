@@ -6,7 +6,7 @@ from collections.abc import Callable
 from loadwise.kernel.errors import ConfigError
 from loadwise.kernel.fact import Fact
 from loadwise.sim.draw import Quantity
-from loadwise.sim.scenario import load_scenario
+from loadwise.sim.scenario import Failure, load_scenario
 from loadwise.sim.simple_engine import SimpleEngineSpec
 
 from .backend import EmulatedBackendSpec
@@ -45,8 +45,10 @@ def emulator_spec(options: EmulateOptions) -> EmulatorSpec:
     Raises:
         ConfigError: the scenario is wrong, or a name is used twice.
     """
+    failures: tuple[Failure, ...] = ()
     if options.scenario is not None:
-        backends = spec_from_scenario(load_scenario(options.scenario)).backends
+        described = spec_from_scenario(load_scenario(options.scenario))
+        backends, failures = described.backends, described.failures
     else:
         backends = tuple(EmulatedBackendSpec(name=m, model=m, engine=options.engine) for m in options.models)
     return EmulatorSpec(
@@ -56,6 +58,7 @@ def emulator_spec(options: EmulateOptions) -> EmulatorSpec:
         seed=options.seed,
         has_fault_header=options.has_fault_header,
         is_stepped=options.is_stepped,
+        failures=failures,
     )
 
 
