@@ -11,7 +11,7 @@ from loadwise.kernel.work import AttemptOutcome
 
 from .backend import Attempt, AttemptOver, VirtualBackend
 from .calendar import Calendar, Rank
-from .scenario import Failure, OpenEngine, Scenario, open_engine
+from .scenario import Failure, OpenEngine, Scenario
 from .simple_engine import SimpleEngineSpec
 
 _T = TypeVar("_T")
@@ -27,7 +27,7 @@ class Fleet:
         calendar: Calendar,
         feed: Callable[[Event], None],
         over: Callable[[AttemptOver], None],
-        open_engine: OpenEngine = open_engine,
+        open_engine: OpenEngine,
     ) -> None:
         self._scenario = scenario
         self._streams = streams

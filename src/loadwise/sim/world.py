@@ -9,6 +9,7 @@ Checked while it runs and at its end: a turn has one outcome (L2), dispatches go
 are conserved (L1), nothing waits without end, engines balance, the number of events is bounded (L15).
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -35,7 +36,8 @@ from .draw import sample_seconds
 from .engine import EngineRequest
 from .fleet import Fleet
 from .report import Report, Tally
-from .scenario import OpenEngine, Scenario, open_engine
+from .scenario import OpenEngine, Scenario
+from .scenario import open_engine as open_scenario_engine
 from .truth import Truth
 from .verdicts import DueVerdict, judge
 from .workload import MAX_TURNS, Workload
@@ -69,12 +71,14 @@ class World:
         *,
         journal: WorldJournal | None = None,
         hold_limit_s: float = math.inf,
-        open_engine: OpenEngine = open_engine,
+        is_compiled: bool = False,
+        open_engine: OpenEngine | None = None,
     ) -> None:
         """
         Args:
-            open_engine: Opens a fresh engine of a backend, at the start and after a crash; one somewhere else, perhaps.
             hold_limit_s: No turn may wait for longer without an attempt in flight; the pool's own limit.
+            is_compiled: Take compiled engines where there are any; results are the same.
+            open_engine: Opens a fresh engine of a backend, at the start and after a crash; one somewhere else, perhaps.
         """
         self.scenario = scenario
         self.machine = machine
@@ -86,6 +90,8 @@ class World:
         self._streams = Streams(seed)
         self._truth = Truth(scenario.truth, self._streams)
         self._models = scenario.models
+        if open_engine is None:
+            open_engine = functools.partial(open_scenario_engine, is_compiled=is_compiled)
         self.fleet = Fleet(scenario, self._streams, self.calendar, self.feed, self._attempt_over, open_engine)
         workload = Workload(scenario.workload, self._streams)
         self.agents = Agents(
@@ -299,6 +305,7 @@ class World:
                 status=over.status,
                 first_byte_at_s=attempt.first_byte_at_s,
                 detail=over.detail,
+                retry_after_s=over.retry_after_s,
             )
         )
 
