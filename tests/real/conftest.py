@@ -15,7 +15,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reasons: Counter[str] = Counter()
     for report in terminalreporter.getreports("skipped"):
         if isinstance(report.longrepr, tuple) and Path(str(report.fspath)).parent.name == "real":
-            reasons[str(report.longrepr[2])] += 1
+            reasons[str(report.longrepr[2]).removeprefix("Skipped: ")] += 1
     if reasons:
         terminalreporter.write_line(f"{reasons.total()} tests had no real engine to ask:")
         for reason, n in sorted(reasons.items()):
