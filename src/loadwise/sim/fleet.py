@@ -13,7 +13,7 @@ from .backend import Attempt, AttemptOver, VirtualBackend
 from .calendar import Calendar, Rank
 from .engine import Engine
 from .kv_arena import KvArena
-from .scenario import Failure, Scenario, block_bytes_of, open_engine
+from .scenario import Failure, OpenEngine, Scenario, block_bytes_of
 from .shared_gpu import SharedGpu, SharedGpuSpec
 from .vllm_engine import VllmEngine, VllmEngineSpec
 
@@ -30,15 +30,14 @@ class Fleet:
         calendar: Calendar,
         feed: Callable[[Event], None],
         over: Callable[[AttemptOver], None],
-        *,
-        is_compiled: bool = False,
+        open_engine: OpenEngine,
     ) -> None:
-        self._is_compiled = is_compiled
         self._scenario = scenario
         self._streams = streams
         self._calendar = calendar
         self._feed = feed
         self._over = over
+        self._open_engine = open_engine
         self._token_by_backend: dict[str, object] = {}
         self._flying: dict[tuple[int, int], Attempt] = {}
         self.gpus = {name: self._open_gpu(spec) for name, spec in scenario.gpus.items()}
@@ -72,15 +71,15 @@ class Fleet:
     def _open(self, spec: BackendSpec) -> VirtualBackend:
         name = spec.name
         return VirtualBackend(
-            spec, lambda: self._open_engine(name), lambda after_s: self._wake(name, after_s), self._put_over
+            spec, lambda: self._engine_of(name), lambda after_s: self._wake(name, after_s), self._put_over
         )
 
-    def _open_engine(self, name: str) -> Engine:
+    def _engine_of(self, name: str) -> Engine:
         spec, gpu = self._scenario.engine_spec(name), self._gpu_of.get(name)
         if gpu is None:
-            return open_engine(spec, self._streams, name, is_compiled=self._is_compiled)
+            return self._open_engine(spec, self._streams, name)
         if gpu.arena is None or not isinstance(spec, VllmEngineSpec):
-            return gpu.join(name, open_engine(spec, self._streams, name, is_compiled=self._is_compiled))
+            return gpu.join(name, self._open_engine(spec, self._streams, name))
         pool = gpu.arena.open(name, block_bytes_of(spec), lambda: gpu.memory_freed(name))
         return gpu.join(name, VllmEngine(spec, shared_pool=pool))
 

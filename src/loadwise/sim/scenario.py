@@ -6,6 +6,7 @@ ones, and nothing is guessed.
 
 import math
 import re
+from collections.abc import Callable
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -235,6 +236,9 @@ def most_tokens_of(spec: EngineSpec) -> float:
         fits = (spec.n_blocks - 2 * spec.state_groups) * spec.block_tokens + 1
         return min(fits, spec.max_model_len or math.inf)
     return spec.kv_tokens
+
+
+OpenEngine = Callable[[EngineSpec, Streams, str], Engine]
 
 
 def open_engine(spec: EngineSpec, streams: Streams, name: str, *, is_compiled: bool = False) -> Engine:

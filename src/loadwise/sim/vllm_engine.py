@@ -191,6 +191,13 @@ class VllmEngine:
         self._begin(now_s)
         return Step(self._run.until_s(self._run.n_steps) if self._plan is not None else 0.0, outputs)
 
+    def until_token_s(self, now_s: float) -> float:
+        """Seconds until the step in progress ends, whose tokens a driver that streams may then fetch; 0 when idle."""
+        if self._plan is None or not self._run.n_steps:
+            return 0.0
+        left_s = self._began_at_s + self._run.until_s(1) - now_s
+        return max(left_s, 1e-6 * self._run.first_s)
+
     def signals(self, now_s: float) -> dict[str, float]:
         scheduler, pool = self.scheduler, self.cache.pool
         n_held = pool.n_blocks - pool.n_free + self._n_unscheduled_blocks(now_s)

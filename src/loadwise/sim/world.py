@@ -9,6 +9,7 @@ Checked while it runs and at its end: a turn has one outcome (L2), dispatches go
 are conserved (L1), nothing waits without end, engines balance, the number of events is bounded (L15).
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -35,7 +36,8 @@ from .draw import sample_seconds
 from .engine import EngineRequest
 from .fleet import Fleet
 from .report import Report, Tally
-from .scenario import Scenario
+from .scenario import OpenEngine, Scenario
+from .scenario import open_engine as open_scenario_engine
 from .truth import Truth
 from .verdicts import DueVerdict, judge
 from .workload import MAX_TURNS, Closed, Workload
@@ -73,11 +75,13 @@ class World:
         journal: WorldJournal | None = None,
         hold_limit_s: float = math.inf,
         is_compiled: bool = False,
+        open_engine: OpenEngine | None = None,
     ) -> None:
         """
         Args:
             hold_limit_s: No turn may wait for longer without an attempt in flight; the pool's own limit.
             is_compiled: Take compiled engines where there are any; results are the same.
+            open_engine: Opens a fresh engine of a backend, at the start and after a crash; one somewhere else, perhaps.
         """
         self.scenario = scenario
         self.machine = machine
@@ -89,9 +93,9 @@ class World:
         self._streams = Streams(seed)
         self._truth = Truth(scenario.truth, self._streams)
         self._models = scenario.models
-        self.fleet = Fleet(
-            scenario, self._streams, self.calendar, self.feed, self._attempt_over, is_compiled=is_compiled
-        )
+        if open_engine is None:
+            open_engine = functools.partial(open_scenario_engine, is_compiled=is_compiled)
+        self.fleet = Fleet(scenario, self._streams, self.calendar, self.feed, self._attempt_over, open_engine)
         terse = min(scenario.truth.output_ratio.values(), default=1.0)
         workload = Workload(scenario.workload, self._streams, scenario.most_tokens, terse)
         self.agents = Agents(
