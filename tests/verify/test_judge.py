@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from loadwise.kernel.errors import ConfigError
@@ -152,8 +152,9 @@ def test_graded_scores_are_the_mean() -> None:
 
 
 def test_what_needs_no_judge() -> None:
-    """An empty answer fails, a missing reference abstains where it is needed."""
+    """An empty answer fails; a missing nonce abstains, and a missing reference where it is needed."""
     assert told(verifier("judge"), Case(prompt="p", answer=" ")).verdict is FAIL
+    assert told(verifier("judge"), Case(prompt="p", answer="a")).verdict is ABSTAIN
     assert told(verifier("judge", needs_reference=True), Case(prompt="p", answer="a")).verdict is ABSTAIN
 
 
@@ -176,6 +177,7 @@ def test_a_judge_that_cannot_be_reached_abstains(status: FindingStatus) -> None:
     assert isinstance(step, Verdict) and step.verdict is ABSTAIN and "quota" in step.explanation
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.text(max_size=200))
 def test_no_text_of_a_judge_raises(text: str) -> None:
     """Whatever it says."""

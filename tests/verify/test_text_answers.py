@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from loadwise.kernel.errors import ConfigError
@@ -94,6 +94,10 @@ def test_references_win_over_artefacts() -> None:
         ("Answer: A, B, C and D", FAIL),
         ("Answer: not B", FAIL),
         ("A dog that barks", FAIL),
+        ("B is right", PASS),
+        ("b is right", PASS),
+        ("A is right, B is wrong", FAIL),
+        ("I choose B", PASS),
         ("It cannot be known.", FAIL),
         ("", FAIL),
         ("Z", FAIL),
@@ -103,6 +107,15 @@ def test_references_win_over_artefacts() -> None:
 def test_choice(answer: str, verdict: VerdictKind) -> None:
     """One letter, said clearly; several or none fail."""
     assert told(verifier("choice", choices=4), case(answer, "B")).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    "answer", ["A is correct.", "Answer: A because of that", "The answer is A, as I said", "Option A."]
+)
+def test_the_letter_a_is_told_from_the_article(answer: str) -> None:
+    """By the word that follows."""
+    assert told(verifier("choice", choices=4), case(answer, "A")).verdict is PASS
+    assert told(verifier("choice", choices=4), case("A dog is an animal", "A")).verdict is FAIL
 
 
 def test_a_choice_may_be_said_by_its_text() -> None:
@@ -135,6 +148,13 @@ def test_a_choice_may_be_said_by_its_text() -> None:
         ("Answer: 50%", "50", PASS),
         ("Answer: ٤٢", "42", PASS),
         ("Answer: ４２", "42", PASS),
+        ("Answer: 3.5 million", "3500000", PASS),
+        ("Answer: $2 billion", "2e9", PASS),
+        ("So 3 apples and 5 pears make 8.", "8", PASS),
+        ("Answer: 42, because 6*7 is that", "42", PASS),
+        ("Answer: 12:30", "12", FAIL),
+        ("Answer: 1 1/2", "1", FAIL),
+        ("Answer: 5, 6", "5", FAIL),
         ("Answer: 5²", "52", FAIL),
         ("Answer: 43", "42", FAIL),
         ("Answer: 41 or 42", "42", FAIL),
@@ -181,6 +201,7 @@ def test_percent_as_a_ratio_and_marked_answers() -> None:
     assert told(marked, case("Answer: 42", "42")).verdict is PASS
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.fractions(), st.sampled_from(["Answer: {}", "\\boxed{{{}}}", "{}", "so it is {}"]))
 def test_every_fraction_passes_as_itself_and_fails_as_its_neighbour(value: Fraction, form: str) -> None:
     """Reading and comparing lose nothing."""
@@ -218,6 +239,7 @@ def test_boxes_nest_and_may_stay_open() -> None:
     assert boxed("\\") == []
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.text())
 def test_any_text_is_read_without_an_error(text: str) -> None:
     """Reading never raises, and finds something in every text that is not blank."""
