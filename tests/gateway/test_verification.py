@@ -423,7 +423,7 @@ async def test_a_task_type_that_has_left_the_file_is_not_waited_for(
 @on_loop
 async def test_quotas_are_kept_by_abstaining() -> None:
     """Two an hour: the third is abstained on, and says so."""
-    types = exact(references={"reference": "42"}, quota={"per_hour": 2})
+    types = exact(references={"reference": "42"}, quota={"programs_per_hour": 2})
     async with site(Engine(says(message("42"))), task_types=types) as s:
         verdicts = []
         for n in range(3):

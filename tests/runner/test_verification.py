@@ -353,7 +353,7 @@ async def test_known_cases_of_the_configuration_go_before_those_of_the_verifier(
 @on_loop
 async def test_quotas_hold_for_every_hour():
     """By number and by dollars; an hour later there is room again."""
-    s = Site(Asks(), quota=QuotaSpec(per_hour=2))
+    s = Site(Asks(), quota=QuotaSpec(programs_per_hour=2))
     s.verification.start()
     s.submit("a", "b", "c")
     await s.clock.advance(1.0)

@@ -4,6 +4,7 @@ import json
 import sys
 from typing import Any
 
+import msgspec
 import pytest
 
 from loadwise.kernel.errors import ConfigError
@@ -272,6 +273,9 @@ def test_whose_fault_a_missing_report_is() -> None:
     assert verdict(stdout=started + finished.replace(b"n1", b"n2")) is FAIL
     assert verdict(stdout=started.replace(b'd": true}', b'd": false}') + finished) is ABSTAIN
     assert verdict(exit_code=1) is ABSTAIN
+    nameless = msgspec.structs.replace(case, nonce="")
+    step = strict.resume(nameless, wanted.state, Finding(stdout=(started + finished).replace(b"n1", b"")))
+    assert isinstance(step, Verdict) and step.verdict is ABSTAIN
     assert verdict(status=FindingStatus.REFUSED, reason="no sandbox") is ABSTAIN
     assert verdict(status=FindingStatus.ERROR) is ABSTAIN
 

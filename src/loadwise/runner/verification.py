@@ -79,8 +79,8 @@ class Assigned:
         while spent and spent[0][0] <= now_s - HOUR_S:
             spent.popleft()
         quota = self.quota
-        if quota.per_hour is not None and len(spent) >= quota.per_hour:
-            return f"{len(spent)} programs were judged within the hour; {quota.per_hour} is the quota"
+        if quota.programs_per_hour is not None and len(spent) >= quota.programs_per_hour:
+            return f"{len(spent)} programs were judged within the hour; {quota.programs_per_hour} is the quota"
         cost_usd = sum(cost for _, cost in spent)
         if quota.usd_per_hour is not None and cost_usd >= quota.usd_per_hour:
             return f"{cost_usd:.4g} USD were spent within the hour; {quota.usd_per_hour:g} is the quota"
@@ -88,7 +88,7 @@ class Assigned:
 
     def spend(self, now_s: float, cost_usd: float) -> None:
         """One more was judged."""
-        if self.quota.per_hour is not None or self.quota.usd_per_hour is not None:
+        if self.quota.programs_per_hour is not None or self.quota.usd_per_hour is not None:
             self._spent.append((now_s, cost_usd))
 
 

@@ -28,7 +28,8 @@ _RATIONAL = re.compile(r"([-+]?)([0-9]{1,100})(?:\.([0-9]{1,100}))?(?:/([0-9]{1,
 _THOUSANDS = re.compile(r"[-+]?[0-9]{1,3}(?:(?:\{,\}|,)[0-9]{3})+(?:\.[0-9]{1,100})?")
 _FRACTION = re.compile(r"([-+]?)\\[dt]?frac\{([0-9]{1,100})\}\{([0-9]{1,100})\}")
 _JOINED = re.compile(r"\\(?:text|textrm|mathrm)\{\s{0,8}(?:or|and)\s{0,8}\}|(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])")
-_DRESS = re.compile(r"\\(?:left|right|displaystyle|,|!|;|:| )|\\[()\[\]]|\$")
+_DRESS = re.compile(r"\\\\|\\(?:left|right)(?![A-Za-z])|\\displaystyle(?![A-Za-z])|\\[,!;: ()\[\]]|\\?\$")
+"""The first alternative, a row's end in a matrix, is no dress: it is matched so that nothing within it is."""
 _SENTENCE_END = re.compile(r"[.\s]{1,20}$")
 
 
@@ -162,9 +163,13 @@ def _stated(reference: str) -> str:
 
 def _expression(value: str) -> str:
     """The expression without its dress; "a or b" is the two of them, so that nobody passes by naming several."""
-    plain = _DRESS.sub("", ascii_digits(encodable(value)))
+    plain = _DRESS.sub(_undressed, ascii_digits(encodable(value)))
     plain = _JOINED.sub(",", plain)
     return _SENTENCE_END.sub("", plain).strip()
+
+
+def _undressed(match: re.Match[str]) -> str:
+    return match[0] if match[0] == "\\\\" else ""
 
 
 def _rational(text: str) -> Fraction | None:
