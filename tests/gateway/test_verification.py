@@ -581,3 +581,24 @@ def test_a_wrong_verification_section_is_refused_by_name(verification: dict[str,
     config = parse_config({"models": {"m": {}}, "verification": verification})
     with pytest.raises(ConfigError, match=named):
         judging.verification_config(config)
+
+
+@on_loop
+async def test_cases_that_wait_in_memory_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a journal there is no spool: what finds no room is abstained on, and room comes back."""
+    verification = {"kept_max_bytes": 2000}
+    types = exact(references={"reference": "42"})
+    async with site(Engine(says(message("42" * 700))), task_types=types, verification=verification) as s:
+        await until(lambda: s.gateway.judging.verification.assigned["sum"].is_checked.is_set())
+        with monkeypatch.context() as patch:
+            patch.setattr("loadwise.runner.verification.Verification.submit", lambda self, job: jobs.append(job))
+            jobs: list[Any] = []
+            for program_id in ("a", "b"):
+                await answered(s, program_id)
+                await s.finish(program_id)
+        assert [bool(job.lack) for job in jobs] == [False, True] and "which is the limit" in jobs[1].lack
+        for job in jobs:
+            s.gateway.judging.verification.submit(job)
+        assert (await closed(s, "a")).verdict.verdict == "fail"
+        assert (await closed(s, "b")).verdict.verdict == "abstain"
+        assert s.gateway.judging._held_bytes == {}

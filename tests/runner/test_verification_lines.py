@@ -398,3 +398,19 @@ async def test_stopping_delivers_nothing_more():
     await settle()
     await s.verification.close()
     assert s.verdicts == {}
+
+
+@on_loop
+async def test_a_spooled_case_is_read_when_its_turn_comes():
+    """The line holds names only; one that is lost meanwhile is an abstention."""
+    s = Site(Knows({"good": "pass", "bad": "fail", "p": "fail"}))
+    s.verification._load = lambda name: (
+        Job(program_id="p", task_type="t", case=Case(program_id="p")) if name == "p" else None
+    )
+    s.verification.start()
+    for name in ("p", "lost"):
+        s.verification.submit(Job(program_id=name, task_type="t", case=Case(), is_spooled=True))
+    await s.clock.advance(1.0)
+    assert s.verdicts["p"].verdict is VerdictKind.FAIL
+    assert "lost from the spool" in s.verdicts["lost"].explanation
+    await s.verification.close()
