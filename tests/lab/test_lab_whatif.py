@@ -151,7 +151,7 @@ def test_pinned_and_fallback_decisions_are_left_out_and_counted(entries: list[En
 def test_a_correction_takes_the_place_of_the_credit(entries: list[Entry]) -> None:
     """The later credit of a decision stands; a withdrawn one is none."""
     credit = next(credit for entry in entries for credit in entry.credits)
-    later = msgspec.structs.replace(credit, success=1.0 - credit.success, replaces=credit.reward)
+    later = msgspec.structs.replace(credit, success=1.0 - credit.success, replaced_reward=credit.reward)
     extra = msgspec.structs.replace(entries[-1], credits=(later,))
     place = {one.decision_id: one for one in read_log([*entries, extra], CONFIG.models).decisions}
     assert place[credit.decision_id].outcome is not None
