@@ -44,7 +44,7 @@ def worth(first: float, passed: float, rates: Any, rate_max: float) -> float:
     """`go` minus `stop` under the rates, or, where the first is negative, under the worst that are allowed."""
     if rates[0] >= 0.0:
         go, stop = denoised(first, passed, rates[0], rates[1])
-        return go - stop
+        return float(go - stop)
     highest_pass = min(rate_max, min(first, passed))
     highest_fail = min(rate_max, 1.0 - max(first, passed))
     worst = np.inf
@@ -52,7 +52,7 @@ def worth(first: float, passed: float, rates: Any, rate_max: float) -> float:
         for j in range(2):
             go, stop = denoised(first, passed, i * highest_pass, j * highest_fail)
             worst = min(worst, go - stop)
-    return worst
+    return float(worst)
 
 
 def climb(inverse: Any, theta: Any, x: Any, failed: int, tried: Any, rates: Any, numbers: Any, by_name: Any) -> int:
