@@ -74,7 +74,7 @@ class Model:
 
     batch_max = 16
     is_remote = False
-    width = WIDTH
+    width: int | None = WIDTH
 
     def tokens(self, text: str) -> list[int]:
         """The first 96 and the last 32 tokens of a text, framed as the model expects."""

@@ -316,7 +316,8 @@ class _HashSource:
 
     def __init__(self, n_components: int) -> None:
         self._embedder = HashEmbedder(n_components) if n_components else None
-        self._n_components = self.width = n_components
+        self._n_components = n_components
+        self.width: int | None = n_components
 
     def embed(self, texts: Sequence[str]) -> Matrix:
         embedder = self._embedder

@@ -103,8 +103,8 @@ def fit(rule: Rule, gram: Array, owner: Ints, n_types: int) -> Linear:
     counts = np.bincount(owner, minlength=n_types)
     means = np.eye(n_types)[owner] / counts  # (n, C): products @ means are products with the types' means
     if rule == "prototype":
-        lengths = np.sqrt(np.maximum(np.einsum("nc,nm,mc->c", means, gram, means), 1e-12))
-        return Linear((means / lengths).astype(np.float64), np.zeros(n_types))
+        lengths: Array = np.sqrt(np.maximum(np.einsum("nc,nm,mc->c", means, gram, means), 1e-12))
+        return Linear(means / lengths, np.zeros(n_types))
     n = len(owner)
     weight = n / (n_types * counts[owner])
     share = weight / n
@@ -114,7 +114,8 @@ def fit(rule: Rule, gram: Array, owner: Ints, n_types: int) -> Linear:
     if scale < 1e-9:
         return Linear(np.zeros((n, n_types)), np.zeros(n_types))
     targets = np.eye(n_types)[owner] - 1.0 / n_types
-    weights = np.linalg.solve(centred + RIDGE * scale * np.diag(1.0 / weight), targets)
+    ridge = RIDGE * scale * np.diag(1.0 / weight)
+    weights = np.asarray(np.linalg.solve(centred + ridge, targets), dtype=np.float64)
     return Linear(weights, -mean @ weights)
 
 
