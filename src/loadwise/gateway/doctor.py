@@ -23,12 +23,15 @@ from loadwise.kernel.errors import ConfigError, Error
 from loadwise.kernel.fact import Fact
 from loadwise.kernel.pool import DEFAULT_SLOTS, BackendSpec, CapacityUnit
 from loadwise.runner.embed import make_embedder
+from loadwise.runner.verification import checked_healths
 from loadwise.settings import Config
 from loadwise.wire.client import Answer, Upstream, UpstreamError
 from loadwise.wire.heads import Ticker, header_block
 
+from .asking import ASKED_ELSEWHERE, Asking
 from .backend import base_url
 from .config import GatewayConfig
+from .judging import assign, make_carrier, verification_config
 from .probe import read_signals
 
 TIMEOUT_S = 5.0
@@ -57,7 +60,7 @@ class Finding(Fact, frozen=True, kw_only=True):
 
     level: Level
     subject: str
-    """`backend NAME`, `model NAME`, `gateway` or `journal`."""
+    """`backend NAME`, `model NAME`, `task type NAME`, `verification`, `gateway` or `journal`."""
     text: str
 
 
@@ -122,6 +125,7 @@ async def examine(
 
     try:
         examinations = await asyncio.gather(*(one(spec) for spec in config.backends))
+        findings += await _look_at_verifiers(config, ticker)
     finally:
         ticker.stop()
     for examination in examinations:
@@ -359,6 +363,41 @@ def _look_at_gateway(config: Config, gateway: GatewayConfig, environment: Mappin
             embedder.close()
     except ConfigError as error:
         say("broken", error.message)
+    return findings
+
+
+async def _look_at_verifiers(config: Config, ticker: Ticker) -> list[Finding]:
+    """Let every verifier that is run here judge its known cases; judges are asked by a gateway that serves only."""
+    findings: list[Finding] = []
+
+    def say(level: Level, text: str, subject: str = "verification") -> None:
+        findings.append(Finding(level=level, subject=subject, text=text))
+
+    try:
+        verification = verification_config(config)
+        assigned = assign(config)
+    except ConfigError as error:
+        return [Finding(level="broken", subject="verification", text=error.message)]
+    if not assigned:
+        return findings
+    carrier = await asyncio.to_thread(make_carrier, config, verification, lambda text: say("warning", text))
+    asking = Asking(None, ticker)
+    carrier.asking = asking.ask
+    try:
+        healths = await checked_healths(assigned, carrier, verification)
+    finally:
+        carrier.close()
+        await asking.close()
+    for name, health in healths.items():
+        kind, subject = assigned[name].verifier.kind, f"task type {name}"
+        if health.problem and ASKED_ELSEWHERE in health.problem:
+            say("note", f"verifier {kind} asks models: its known cases are judged when the gateway serves", subject)
+        elif health.problem:
+            say("broken" if health.is_checked else "warning", f"verifier {kind}: {health.problem}", subject)
+        elif health.note:
+            say("warning", health.note, subject)
+        else:
+            say("ok", f"verifier {kind} judges its known pass and its known fail rightly", subject)
     return findings
 
 

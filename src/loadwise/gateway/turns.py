@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -23,6 +23,9 @@ from .meter import Meter
 from .openai import ModelRequest
 from .relay import Relay
 from .tenants import Tenants, key_of
+
+if TYPE_CHECKING:
+    from .judging import Judging
 
 TASK_TYPE_HEADER = b"x-loadwise-task-type"
 DOMAIN_HEADER = b"x-loadwise-domain"
@@ -51,6 +54,8 @@ class Turns:
         embedder: Embedder | None,
         answer_max_bytes: int,
     ) -> None:
+        self.judging: Judging | None = None
+        """Keeps what verifiers will need; None where none is run here."""
         self.host = host
         self.links = links
         self.archive = archive
@@ -109,6 +114,8 @@ class Turns:
         elif program is not None and program.is_implicit:
             self.prefixes.forget(program_id)  # from here on its messages alone do not tell where it stands
         components = () if program is not None else self._components(request)
+        if self.judging is not None:
+            self.judging.note_turn(program_id, request)
         if components is not None:
             request.forget_messages()
         relay = Relay(
@@ -141,6 +148,42 @@ class Turns:
             self._embed(relay, request, arrival)
         else:
             self.host.post(arrival)
+
+    def ask_inside(self, exchange: Exchange, program_id: ProgramId, body: bytes, *, tenant: str) -> None:
+        """Open a turn of our own: a program without task type, so that nobody judges it.
+
+        Raises:
+            Error: the model is not in the pool, or no work is taken now.
+        """
+        received_at_s = self.host.now_s()
+        request = ModelRequest(body, prompt_field="messages")
+        self.host.require_writable()
+        self.require_offered(request.model)
+        relay = Relay(
+            self,
+            exchange,
+            request,
+            b"/chat/completions",
+            turn_id=TurnId(0),
+            program_id=program_id,
+            conversation=None,
+            received_at_s=received_at_s,
+        )
+        self.host.post(
+            e.TurnArrived(
+                at_s=self.host.now_s(),
+                turn_id=self._enter(relay),
+                program_id=program_id,
+                model=request.model,
+                prompt_tokens=request.prompt_tokens,
+                max_output_tokens=request.max_output_tokens,
+                tenant=tenant,
+            )
+        )
+
+    def is_kept(self, program_id: ProgramId) -> bool:
+        """Whether the text of a program's answers is needed."""
+        return self.judging is not None and self.judging.is_kept(program_id)
 
     def _enter(self, relay: Relay) -> TurnId:
         """Give the turn its number, at the last moment: one that never arrives at the stack uses up none."""
