@@ -275,7 +275,7 @@ def fixed_rows(n_rows: int, width: int = 384) -> Matrix:
     n_digests = -(-width // 256)
     digest = b"".join(hashlib.sha256(f"loadwise minilm signs {i}".encode()).digest() for i in range(n_digests))
     signs = 1.0 - 2.0 * np.unpackbits(np.frombuffer(digest, dtype=np.uint8))[:width].astype(np.float64)
-    frequencies = 1 + np.arange(n_rows) * (width - 1) // max(n_rows, 1)
+    frequencies = 1 + np.arange(n_rows) * (width - 1) // n_rows
     angles = np.pi / width * np.outer(frequencies, np.arange(width) + 0.5)
     rows: Matrix = (np.sqrt(2.0 / width) * np.cos(angles) * signs).astype(np.float32)
     return rows
@@ -299,8 +299,10 @@ def project(vectors: Matrix, n_components: int) -> tuple[Matrix, Matrix]:
     width = vectors.shape[1]
     if n_components > width:
         raise ConfigError(f"n_components is {n_components!r}; the embedder's vectors have {width} entries")
+    if n_components == 0:
+        return np.zeros(width, dtype=np.float32), np.zeros((0, width), dtype=np.float32)
     if len(vectors) < 2:
-        scale = np.float32(np.sqrt(width / max(n_components, 1)))
+        scale = np.float32(np.sqrt(width / n_components))
         return np.zeros(width, dtype=np.float32), scale * fixed_rows(n_components, width)
     leading = principal_rows(vectors, n_components)
     basis, triangle = np.linalg.qr(np.concatenate((leading, fixed_rows(n_components, width)[len(leading) :])).T)

@@ -10,7 +10,8 @@ examples, and both without a prior: a type gains nothing by having more examples
 The second is ridge regression from vectors to the one-hot type minus 1/C, in its dual form: with the products centred
 on the mean of the types' means (A), the weight w_i = n / (C n_c) of an example of c, and Y the targets,
 
-    (A + λ mean(diag A) diag(1/w)) a = Y,      b = -(mean product with each example) a
+    (A + λ s diag(1/w)) a = Y        s = sum_i w_i A_ii / n,  the mean squared length of a centred example
+    b_c = -sum_i a_ic m_i            m_i = the product of example i with the mean of the types' means
 
 It is what linear discriminant analysis with a heavily shrunken covariance becomes when there are fewer examples than
 dimensions. Nothing is fitted but to the examples, so nothing has to be shipped; few examples, or examples that look
@@ -32,7 +33,7 @@ Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 RIDGE = 4.0
-"""λ, in units of the mean squared length of a centred example."""
+"""λ, in units of the mean squared length of a centred example, each type counting the same."""
 MARGIN_MIN: dict[str, float] = {"ridge": 0.03, "prototype": 0.02, "off": 0.0}
 """Chosen on one half of the tasks: see `experiments/results/selector.md`; the paper's rule abstains below 0.02."""
 EXAMPLES_MAX = 128
@@ -110,7 +111,7 @@ def fit(rule: Rule, gram: Array, owner: Ints, n_types: int) -> Linear:
     share = weight / n
     mean = gram @ share
     centred = gram - mean - mean[:, None] + share @ mean
-    scale = float(centred.diagonal().mean())
+    scale = float(share @ centred.diagonal())
     if scale < 1e-9:
         return Linear(np.zeros((n, n_types)), np.zeros(n_types))
     targets = np.eye(n_types)[owner] - 1.0 / n_types
@@ -169,18 +170,19 @@ class TypeSelector:
     def confused(self) -> list[tuple[str, int, str]]:
         """Examples that look like another type to a selector that was not shown them: (type, place, nearest type).
 
-        Types with one example are not tried: without it nothing would be known of them.
+        Where fewer than two others of the type are left, or the margin is below that of the rule, nothing is said.
         """
         found = []
         places = dict.fromkeys(range(len(self.names)), -1)
         for at, own in enumerate(self._owner.tolist()):
             places[own] += 1
             others = np.flatnonzero(np.arange(len(self._owner)) != at)
-            if not (self._owner[others] == own).any():
+            if (self._owner[others] == own).sum() < 2:
                 continue
             linear = fit(self._rule, self._gram[np.ix_(others, others)], self._owner[others], len(self.names))
-            told = int(linear.scores(self._gram[at, others]).argmax())
-            if told != own:
+            scores = linear.scores(self._gram[at, others])
+            told = int(scores.argmax())
+            if scores[told] - scores[own] >= max(self._margin_min, 1e-9):
                 found.append((self.names[own], places[own], self.names[told]))
         return found
 
