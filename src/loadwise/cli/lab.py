@@ -2,11 +2,11 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from loadwise.kernel.errors import ConfigError
 
-from . import lab_orchestrator
+from . import lab_mismatch, lab_orchestrator, lab_selector
 from .output import add_json_flag, columns, put, put_json, say
 
 if TYPE_CHECKING:
@@ -19,6 +19,9 @@ EXPERIMENTS = {
     "cold": ("the same over tasks that come once, from the first one on", 1),
 }
 """What each does, and its default number of passes."""
+
+OTHERS: dict[str, Any] = {module.NAME: module for module in (lab_orchestrator, lab_selector, lab_mismatch)}
+"""Experiments with flags of their own."""
 
 DESCRIPTION = "Experiments on measured outcomes and simulated load."
 
@@ -35,7 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         one.add_argument("--markdown", metavar="FILE", help="write tables there")
         one.add_argument("--plot", metavar="FILE", help="draw success against cost there (.png, .svg, .pdf)")
         add_json_flag(one)
-    lab_orchestrator.add_parser(experiments)
+    for other in OTHERS.values():
+        other.add_parser(experiments)
 
 
 def _add_stream(parser: argparse.ArgumentParser) -> None:
@@ -66,8 +70,9 @@ def _add_feedback(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Replay, write the files asked for, report."""
-    if arguments.experiment == lab_orchestrator.NAME:
-        return lab_orchestrator.run(arguments)
+    if arguments.experiment in OTHERS:
+        status: int = OTHERS[arguments.experiment].run(arguments)
+        return status
     from loadwise.lab.experiment import COST_WEIGHTS, ReplayConfig, run_replay
     from loadwise.lab.feedback import FeedbackSpec
     from loadwise.lab.report import as_json
