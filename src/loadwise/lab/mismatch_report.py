@@ -51,16 +51,8 @@ def as_json(found: Mismatch) -> dict[str, Any]:
 
 def as_rows(found: Mismatch) -> list[tuple[str, ...]]:
     """Table 1 and Fig. 2a as rows: families alone, then within the mixed stream."""
-    rows: list[tuple[str, ...]] = [
-        (
-            "family",
-            "patch only, pp",
-            "adaptive, pp",
-            "best fixed, pp",
-            "adaptive - best, pp",
-            "mixed: over patch only, pp",
-        )
-    ]
+    header = ("family", "patch only, pp", "adaptive, pp", "best fixed, pp", "adaptive - best", "mixed: over patch only")
+    rows: list[tuple[str, ...]] = [header]
     for family in found.config.families:
         alone = [f"alone.{family}.{arm}.gain_pp" for arm in ARMS] + [f"alone.{family}.adaptive_minus_best_fixed_pp"]
         rows.append((family, *(_shown(found, key) for key in [*alone, f"mixed.{family}.adaptive_over_patch_only_pp"])))
@@ -71,12 +63,13 @@ def as_markdown(found: Mismatch) -> str:
     """The table, and the mixed stream by family."""
     header, *rows = as_rows(found)
     config = described(found)
+    counts = ", ".join(f"{name} {n}" for name, n in config["tasks_per_family"].items())
+    wrong = ", ".join(f"{name} {100 * ratio:.1f} %" for name, ratio in config["misclassified_ratio"].items())
     lines = [
-        f"Families alone at cost weight 0: success over the uninformed choice, pp. Mixed stream of {found.mixed.stream.n_tasks}"
-        f" tasks ({', '.join(f'{name} {n}' for name, n in config['tasks_per_family'].items())}), {config['policy']},"
-        f" {config['n_passes']} passes, {config['n_orders']} orders of each of the seeds"
-        f" {', '.join(map(str, found.config.seeds))}; wrong verifier:"
-        f" {', '.join(f'{name} {100 * ratio:.1f} %' for name, ratio in config['misclassified_ratio'].items())}.",
+        "Families alone at cost weight 0: success over the uninformed choice, pp; last column: the mixed stream of"
+        f" {found.mixed.stream.n_tasks} tasks ({counts}). {config['policy']}, {config['n_passes']} passes,"
+        f" {config['n_orders']} orders of each of the seeds {', '.join(map(str, found.config.seeds))}; wrong verifier:"
+        f" {wrong}.",
         "",
         f"| {' | '.join(header)} |",
         f"| --- | {' | '.join(['---'] * (len(header) - 1))} |",
@@ -116,7 +109,8 @@ def write_plot(found: Mismatch, path: str) -> None:
     right.set(ylabel="over the uninformed choice, pp", title="Each family alone, cost weight 0")
     for axes in (left, right):
         axes.set_xticks(range(len(families)), families)
-    left.legend(fontsize="small", loc="lower right", framealpha=0.9)
+    left.set_ylim(top=left.get_ylim()[1] * 1.2)
+    left.legend(fontsize="small", loc="upper right", ncols=2)
     try:
         figure.tight_layout()
         figure.savefig(path, bbox_inches="tight", dpi=110)

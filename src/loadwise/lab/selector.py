@@ -6,6 +6,7 @@ milliseconds, because the rule needs products of descriptions only.
 """
 
 import hashlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,6 +51,7 @@ TARGETS = {
 }
 
 Say = Callable[[str], None]
+Known = dict[str, npt.NDArray[np.float32]]
 
 
 class SelectorConfig(Fact, frozen=True, kw_only=True):
@@ -125,8 +127,11 @@ class Measured(NamedTuple):
     checks: list[dict[str, Any]]
 
 
-def run_selector(config: SelectorConfig, say: Say = lambda _: None) -> Measured:
+def run_selector(config: SelectorConfig, say: Say = lambda _: None, known: Known | None = None) -> Measured:
     """Read, describe, draw, judge.
+
+    Args:
+        known: embeddings by text, of the same embedder; those of this run join them.
 
     Raises:
         ConfigError: the folder does not fit its format, or has fewer than two classes with enough texts.
@@ -135,7 +140,7 @@ def run_selector(config: SelectorConfig, say: Say = lambda _: None) -> Measured:
     counts = np.bincount(texts.owner)
     named = ", ".join(f"{name} {n}" for name, n in zip(texts.classes, counts, strict=True))
     say(f"{len(texts.texts)} texts: {named}; left out: {texts.dropped}")
-    grams = make_grams(texts.texts, config.embedder, say)
+    grams = make_grams(texts.texts, config.embedder, say, known)
     sets = {"all": texts.classes}
     if set(THREE) < set(texts.classes):
         sets["three"] = THREE
@@ -169,15 +174,14 @@ def read_classes(config: SelectorConfig) -> Texts:
         if len(owners[text]) == 1 and _is_in_half(text, config.half):
             ((name, family),) = owners[text].items()
             texts_by_class[name].append((text, family))
-    streams = Streams(config.seed)
     kept: list[tuple[int, str, str]] = []
     names = tuple(name for name, found in texts_by_class.items() if len(found) >= 2)
     if len(names) < 2:
         raise ConfigError(f"{config.tasks!r} has {len(names)} classes with two texts; a type is told from another")
     for at, name in enumerate(names):
         found = texts_by_class[name]
-        picks = streams.at(f"texts {name}", 0).permutation(len(found))[: config.n_texts]
-        kept += [(at, *found[pick]) for pick in sorted(picks)]
+        sample = sorted(found, key=lambda one: _hash(one[0], config.seed))[: config.n_texts]
+        kept += [(at, text, family) for text, family in sample]
     dropped["beyond_sample"] = sum(map(len, texts_by_class.values())) - len(kept)
     owner = np.array([at for at, _, _ in kept], dtype=np.int64)
     return Texts(names, tuple(text for _, text, _ in kept), owner, tuple(family for _, _, family in kept), dropped)
@@ -196,17 +200,23 @@ def _classes(config: SelectorConfig, families: set[str]) -> dict[str, str]:
 
 
 def _is_in_half(text: str, half: str) -> bool:
-    is_second = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=1).digest()[0] & 1
-    return half == "all" or (half == "second") == bool(is_second)
+    return half == "all" or (half == "second") == bool(_hash(text, 0)[-1] & 1)
 
 
-def make_grams(texts: Sequence[str], spec: EmbedderSpec, say: Say = lambda _: None) -> dict[Rule, Array]:
+def _hash(text: str, seed: int) -> bytes:
+    """What a text is drawn by: a smaller sample is part of a larger one, and a half's nearly part of the whole's."""
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=9, salt=b"%d" % (seed % 10**15)).digest()
+
+
+def make_grams(
+    texts: Sequence[str], spec: EmbedderSpec, say: Say = lambda _: None, known: Known | None = None
+) -> dict[Rule, Array]:
     """Products of all descriptions (`ridge`) and of all embeddings (`prototype`), by rule, shape (n, n).
 
     Raises:
         ConfigError: the embedder cannot be made, or its server does not answer.
     """
-    embeddings = _embeddings(texts, spec, say)
+    embeddings = embed_texts(texts, spec, say, {} if known is None else known)
     size = 256  # a block of descriptions at a time: all of them would take a hundred kilobytes each
     n = len(texts)
     gram = np.zeros((n, n), dtype=np.float32)
@@ -228,34 +238,34 @@ def make_grams(texts: Sequence[str], spec: EmbedderSpec, say: Say = lambda _: No
     return grams
 
 
-def _embeddings(texts: Sequence[str], spec: EmbedderSpec, say: Say) -> npt.NDArray[np.float32] | None:
-    """Unit vectors, shape (n_texts, width); None where words and shapes are all that is looked at."""
+def embed_texts(texts: Sequence[str], spec: EmbedderSpec, say: Say, known: Known) -> npt.NDArray[np.float32] | None:
+    """Unit vectors, shape (n_texts, width); None where words and shapes are all that is looked at.
+
+    Raises:
+        ConfigError: the embedder cannot be made, or its server does not answer.
+    """
     if spec.kind in ("hash", "none"):
         return None
-    step = 1
+    step = 1  # padding would change the packaged model's vectors
     if spec.kind == "minilm":
         from loadwise.runner.minilm import Model
 
         embed: Callable[[Sequence[str]], npt.NDArray[np.float32]] = Model().embed
     else:
-        import os
-
         from loadwise.runner.openai_embed import EmbeddingServer
 
-        key = None if spec.key_env is None else os.environ.get(spec.key_env)
-        server = EmbeddingServer(spec, key)
+        server = EmbeddingServer(spec, None if spec.key_env is None else os.environ.get(spec.key_env))
         embed, step = server.embed, server.batch_max
-    parts = []
-    for at in range(0, len(texts), step):
+    missing = [text for text in dict.fromkeys(texts) if text not in known]
+    for at in range(0, len(missing), step):
+        batch = missing[at : at + step]
         try:
-            parts.append(embed([clip(text) for text in texts[at : at + step]]))
-        except ConfigError:
-            raise
-        except Exception as error:
+            known.update(zip(batch, embed([clip(text) for text in batch]), strict=True))
+        except Exception as error:  # whatever a model or a server says of a text
             raise ConfigError(f"text {at} cannot be embedded: {error}") from error
         if at // 500 != (at + step) // 500:
-            say(f"embedded {at + step} of {len(texts)} texts")
-    return np.concatenate(parts)
+            say(f"embedded {at + step} of {len(missing)} texts")
+    return np.stack([known[text] for text in texts])
 
 
 def _measure(
