@@ -60,6 +60,11 @@ async def test_the_first_request_tells_the_task_type() -> None:
         assert [task_type(s, name) for name in "pqr"] == ["patch", "support", None]
         program = s.program("p")
         assert program is not None and len(program.components) == 16
+        await s.chat("s", NEITHER, metadata={"task_type": "patch"})
+        await s.chat("t", " ")
+        page = (await s.ask("GET", "/metrics")).body.decode()
+        for origin, n in {"named": 1, "told": 2, "abstained": 1, "none": 1}.items():
+            assert f'loadwise_task_types_total{{origin="{origin}"}} {n}.0' in page
 
 
 @on_loop

@@ -69,6 +69,8 @@ class Turns:
         self._task_type = task_type
         """Of every program that names none; None leaves it to the embedder."""
         self._n_implicit = 0
+        self.n_types_by_origin = dict.fromkeys(("named", "told", "abstained", "none"), 0)
+        """First requests by where their task type comes from."""
 
     def link(self, backend_id: BackendId) -> BackendLink:
         """The way to a backend."""
@@ -148,8 +150,10 @@ class Turns:
         )
         if reading is None:
             self._wait_for_reading(relay, request, arrival)
+        elif program is None:
+            self.host.post(self._as_read(arrival, reading))
         else:
-            self.host.post(_as_read(arrival, reading))
+            self.host.post(arrival)
 
     def ask_inside(self, exchange: Exchange, program_id: ProgramId, body: bytes, *, tenant: str) -> None:
         """Open a turn of our own: a program without task type, so that nobody judges it.
@@ -259,7 +263,20 @@ class Turns:
     def _post_read(self, relay: Relay, arrival: e.TurnArrived, reading: Reading) -> None:
         if relay.turn_id == 0 and relay.is_awaited:  # else it went on without, or the client has left meanwhile
             turn_id = self._enter(relay)
-            self.host.post(msgspec.structs.replace(_as_read(arrival, reading), turn_id=turn_id, at_s=self.host.now_s()))
+            self.host.post(
+                msgspec.structs.replace(self._as_read(arrival, reading), turn_id=turn_id, at_s=self.host.now_s())
+            )
+
+    def _as_read(self, arrival: e.TurnArrived, reading: Reading) -> e.TurnArrived:
+        """With components, and with the task type that was told where the client named none."""
+        task_type = arrival.task_type or reading.told.task_type
+        origin = (
+            "named" if arrival.task_type else "told" if task_type else "abstained" if reading.told.nearest else "none"
+        )
+        self.n_types_by_origin[origin] += 1
+        if reading is UNREAD:
+            return arrival
+        return msgspec.structs.replace(arrival, components=reading.components, task_type=task_type)
 
     def settle(self, relay: Relay, replies: list[object] | None) -> None:
         """A turn ended: remember the conversation of a program that is known by its messages only.
@@ -271,14 +288,6 @@ class Turns:
         if conversation is not None:
             self.prefixes.settle(relay.program_id, conversation, replies)
             relay.conversation = None
-
-
-def _as_read(arrival: e.TurnArrived, reading: Reading) -> e.TurnArrived:
-    """With components, and with the task type that was told where the client named none."""
-    if reading is UNREAD:
-        return arrival
-    task_type = arrival.task_type or reading.told.task_type
-    return msgspec.structs.replace(arrival, components=reading.components, task_type=task_type)
 
 
 class _Facts(NamedTuple):
