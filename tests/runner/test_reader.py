@@ -152,6 +152,37 @@ def test_one_text_that_is_refused_does_not_stop_its_batch(made: Reader, source: 
     assert heard["a test"].components and heard["b"].components
 
 
+def test_a_text_that_would_wait_too_long_is_unread_at_once(
+    made: Reader, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under more first requests than can be read, the rest go on at once instead of all waiting in vain."""
+    clock = [100.0]
+    monkeypatch.setattr(reader.time, "monotonic", lambda: clock[0])
+
+    def slow(texts: list[str]) -> None:
+        clock[0] += 2.0 * len(texts)
+
+    source.trouble = slow
+    read(made, "one")  # two seconds each, of which a fifth counts at once
+    gate, running = threading.Event(), threading.Event()
+
+    def hold(texts: list[str]) -> None:
+        running.set()
+        gate.wait(10)
+
+    source.trouble = hold
+    heard: list[Reading] = []
+    made.submit("held", lambda reading: None)
+    assert running.wait(10)
+    for n in range(20):
+        made.submit(f"text {n}", heard.append)
+    n_unread = len(heard)
+    assert 0 < n_unread < 20
+    assert all(reading is UNREAD for reading in heard)
+    assert made.n_skipped == n_unread
+    gate.set()
+
+
 def test_the_version_names_the_examples(source: Source) -> None:
     """Other examples give other components, so learners begin anew."""
     versions = set()

@@ -8,9 +8,10 @@ Theory of operation. The unit vector e (W wide) of a text becomes n components b
     with examples       M (e - mean), the first rows the principal components of the examples' vectors, as many as
                         they have, the others as above and orthogonal to these.
 
-What embeds stands behind a bounded queue; a text that finds it full is not read. A source in this process is prepared
-before the first text. One that is asked over a network is prepared when it first answers, and left alone for a while
-when it does not: a text that comes meanwhile is unread at once, so nobody waits for a server that is down.
+What embeds stands behind a bounded queue; a text that finds it full, or would wait too long, is not read at all. A
+source in this process is prepared before the first text. One that is asked over a network is prepared when it first
+answers, and left alone for a while when it does not: a text that comes meanwhile is unread at once, so nobody waits for
+a server that is down.
 """
 
 import hashlib
@@ -33,6 +34,8 @@ from .embed import UNREAD, HashEmbedder, Reading
 COMPONENTS_MAX = 256
 QUEUE_MAX = 512
 """Texts that wait; the next ones are not read."""
+WAIT_MAX_S = 1.0
+"""A text that would wait longer, by what texts have taken lately, is not read: its turn had better go on at once."""
 CACHE_MAX = 4096
 """Texts whose reading is remembered: agents of one kind often begin with the same words."""
 REST_S = 5.0
@@ -105,12 +108,14 @@ class Reader:
         self._source = make_source()
         self._prepared = None if self._source.is_remote else self._prepare()
         self._rests_until_s = 0.0
+        self._text_s = 0.0
+        """Seconds that a text takes, lately."""
         self._jobs: queue.Queue[_Job | None] = queue.Queue(QUEUE_MAX)
         self._known: OrderedDict[bytes, Reading] = OrderedDict()
         self._lock = threading.Lock()
         self._is_closed = False
         self.n_skipped = 0
-        """Texts that found the queue full, or the server at rest."""
+        """Texts that found the queue full or slow, or the server at rest."""
         self.n_failed = 0
         """Texts that could not be embedded, and callbacks that raised."""
         self.problem: str | None = None
@@ -139,13 +144,17 @@ class Reader:
         with self._lock:  # so that nothing is put behind the end that `close` puts
             is_taken = not self._is_closed and bool(text.strip())
             if is_taken:
-                try:
-                    self._jobs.put_nowait((text, callback))
-                except queue.Full:
-                    self.n_skipped += 1
-                    is_taken = False
+                is_taken = self._jobs.qsize() * self._text_s <= WAIT_MAX_S and self._put((text, callback))
+                self.n_skipped += not is_taken
         if not is_taken:
             callback(UNREAD)
+
+    def _put(self, job: _Job) -> bool:
+        try:
+            self._jobs.put_nowait(job)
+        except queue.Full:
+            return False
+        return True
 
     def close(self) -> None:
         """Stop after the running batch; texts that still wait are not read."""
@@ -182,7 +191,9 @@ class Reader:
                     is_last = True
                     break
                 batch.append(more)
+            begun_at_s = time.monotonic()
             readings = self._read([text for text, _ in batch])
+            self._text_s += 0.2 * ((time.monotonic() - begun_at_s) / len(batch) - self._text_s)
             for (text, callback), reading in zip(batch, readings, strict=True):
                 if reading is not UNREAD:
                     self._remember(text, reading)
