@@ -2,20 +2,17 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from loadwise.kernel.errors import ConfigError
 
 from .output import add_json_flag, columns, put, put_json, say
 
-NAME = "mismatch"
 SUMMARY = "what a learner gains under one verifier, the adaptive choice and the best fixed one"
 PLOTS = (".png", ".svg", ".pdf")
 
 
-def add_parser(experiments: Any) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's own flags; those on the stream are the ones of `lab replay`."""
-    parser = experiments.add_parser(NAME, help=SUMMARY, description=f"{SUMMARY.capitalize()}.", allow_abbrev=False)
     add = parser.add_argument
     add("--outcomes", required=True, metavar="DIR", help="folder with outcomes/ and perhaps tasks/")
     add("--stream", required=True, metavar="FAMILY[,FAMILY...]", help="families of the mixed stream")

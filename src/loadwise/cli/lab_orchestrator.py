@@ -21,9 +21,8 @@ NAME = "orchestrator"
 SUMMARY = "a language model chooses the model, beside linucb on the same tasks"
 
 
-def add_parser(experiments: Any) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's own flags; those on the stream are the ones of `lab replay`."""
-    parser = experiments.add_parser(NAME, help=SUMMARY, description=f"{SUMMARY.capitalize()}.", allow_abbrev=False)
     add = parser.add_argument
     add("--outcomes", required=True, metavar="DIR", help="folder with outcomes/ and tasks/")
     add("--stream", required=True, metavar="FAMILY[,FAMILY...]", help="families whose tasks arrive")

@@ -2,19 +2,16 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from loadwise.kernel.errors import ConfigError
 
 from .output import add_json_flag, columns, put, put_json, say
 
-NAME = "selector"
 SUMMARY = "tell the task types of real requests from a few examples of each"
 
 
-def add_parser(experiments: Any) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's own flags."""
-    parser = experiments.add_parser(NAME, help=SUMMARY, description=f"{SUMMARY.capitalize()}.", allow_abbrev=False)
     add = parser.add_argument
     add("--tasks", required=True, metavar="DIR", help="folder of parquet files, or one with tasks/")
     add("--classes", metavar="NAME[=FAMILY+...][,...]", help="task types and their families (default: the known ones)")
