@@ -28,6 +28,7 @@ from loadwise.router.machine import Router
 from loadwise.router.pool import BACKENDS_MAX, MODELS_MAX
 from loadwise.verify.case import Case
 from loadwise.verify.debias import ErrorRates
+from loadwise.verify.registry import make_verifier
 from loadwise.verify.spec import VERIFIER_KINDS as VERIFIER_KINDS
 from loadwise.verify.spec import VerifierSpec as VerifierSpec
 
@@ -87,6 +88,7 @@ class TaskTypeSpec(Fact, frozen=True, kw_only=True):
     known_fail: Case | None = None
 
     def __post_init__(self) -> None:
+        make_verifier(self.verifier)  # a wrong option is found when the file is read, not when the first program ends
         try:
             ErrorRates(false_pass_ratio=self.false_pass, false_fail_ratio=self.false_fail)
         except ConfigError as error:

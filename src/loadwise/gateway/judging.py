@@ -75,7 +75,7 @@ def make_carrier(config: Config, verification: VerificationConfig, say: Say) -> 
     sandbox: Sandbox | None = None
     needing = [name for name, spec in config.run_task_types.items() if spec.verifier.kind in SANDBOXED_KINDS]
     if needing:
-        sandbox = open_sandbox(verification.sandbox)
+        sandbox = open_sandbox(verification.sandbox, verification.shows)
         if isinstance(sandbox, LimitsOnly):
             say(f"WARNING: {LimitsOnly.WARNING}")
         elif isinstance(sandbox, NoSandbox):

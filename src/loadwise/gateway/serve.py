@@ -62,6 +62,8 @@ class Gateway:
         self.url = url
         """Base URL, without `/v1`."""
         self.probes = probes
+        self.judging: Judging | None = None
+        """None where no verifier is run here."""
         self._closers = closers
 
     async def close(self) -> None:
@@ -133,7 +135,9 @@ async def start(
         await server.serve()
         closers.push_async_callback(server.close, gateway.grace_s)
         shown = f"[{gateway.host}]" if ":" in gateway.host else gateway.host
-        return Gateway(host, server, f"http://{shown}:{port}", probes, closers.pop_all())
+        running = Gateway(host, server, f"http://{shown}:{port}", probes, closers.pop_all())
+        running.judging = turns.judging
+        return running
     raise AssertionError("unreachable")
 
 

@@ -17,6 +17,9 @@ CONCURRENCY_BY_KIND: dict[str, int] = {
     "webhook": 8,
     "fusion": 4,
 }
+_OWN = "proc dev sys etc root home run var tmp work usr bin sbin lib lib64 loadwise"
+HIDDEN = frozenset(("", *_OWN.split()))
+"""What a sandbox shows of itself, or must not show at all."""
 CONCURRENCY_DEFAULT = 2
 CONCURRENCY_MAX = 64
 
@@ -26,6 +29,8 @@ class VerificationConfig(Fact, frozen=True, kw_only=True):
 
     sandbox: Literal["bubblewrap", "limits", "none"] = "bubblewrap"
     """`limits` is no sandbox: code that models wrote sees this machine's files and network."""
+    shows: tuple[str, ...] = ()
+    """Directories of this machine that a sandbox shows, read-only, where they lie: environments that tests need."""
     container_engine: str | None = None
     """`podman`, `docker` or a path; null takes the first that is installed."""
     concurrency: dict[str, int] = {}
@@ -56,6 +61,11 @@ class VerificationConfig(Fact, frozen=True, kw_only=True):
                 raise ConfigError(f"verification.concurrency names {kind!r}; known: {known}")
             if not 1 <= n <= CONCURRENCY_MAX:
                 raise ConfigError(f"verification.concurrency.{kind} is {n!r}; it must be 1 to {CONCURRENCY_MAX}")
+        for tree in self.shows:
+            if not tree.startswith("/") or ".." in tree.split("/") or tree.strip("/") in HIDDEN:
+                raise ConfigError(
+                    f"verification.shows holds {tree!r}; it must be an absolute path, not one of the system's own"
+                )
         if not 0 <= self.retries_max <= 10:
             raise ConfigError(f"verification.retries_max is {self.retries_max!r}; it must be 0 to 10")
         for name in ("retry_s", "program_max_s"):

@@ -134,8 +134,8 @@ def _archive(files: dict[str, bytes]) -> bytes:
 
 def _finding(outcome: Outcome, check: RunContainer, outputs: dict[str, bytes]) -> Finding:
     killed = KILLED_BY.get(outcome.trouble, "")
-    if outcome.status == 137:
-        killed = killed or "memory"  # SIGKILL: the engine's limit, for nobody else kills it
+    if outcome.trouble is Trouble.SIGNAL and outcome.status == -9:
+        killed = "memory"  # SIGKILL: the engine's limit, for nobody else kills it
     return Finding(
         exit_code=outcome.status,
         killed=killed,

@@ -23,7 +23,7 @@ import sys
 import tarfile
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path, PurePosixPath
 from typing import Literal, Protocol
@@ -41,7 +41,7 @@ MODES: tuple[Mode, ...] = ("bubblewrap", "limits", "none")
 
 WORK = "/work"
 """Where a run's files lie, and where it starts."""
-SCRIPTS = "/opt/loadwise"
+SCRIPTS = "/loadwise"
 SLOTS = 256
 """Sandboxes at once."""
 FIRST_UID = 61184
@@ -87,8 +87,11 @@ class NoSandbox:
         return Outcome(trouble=Trouble.REFUSED, detail=self.reason)
 
 
-def open_sandbox(mode: Mode) -> Sandbox:
+def open_sandbox(mode: Mode, shows: Sequence[str] = ()) -> Sandbox:
     """The sandbox of a configuration; where there is none for it, one that refuses and says why.
+
+    Args:
+        shows: directories of this machine to show inside, read-only, at their own places.
 
     `limits` is the operator's explicit word: the caller warns, loudly (`LimitsOnly.WARNING`).
 
@@ -104,7 +107,7 @@ def open_sandbox(mode: Mode) -> Sandbox:
     problem = missing_for_bubblewrap()
     if problem is not None:
         return NoSandbox(problem)
-    sandbox = Bubblewrap()
+    sandbox = Bubblewrap(shows=shows)
     problem = sandbox.trial()
     return sandbox if problem is None else NoSandbox(problem)
 
@@ -187,13 +190,14 @@ class Bubblewrap:
 
     name = "bubblewrap"
 
-    def __init__(self, *, disk_bytes: int = DISK_BYTES) -> None:
+    def __init__(self, *, disk_bytes: int = DISK_BYTES, shows: Sequence[str] = ()) -> None:
         problem = missing_for_bubblewrap()
         if problem is not None:
             raise ConfigError(problem)
         self._lock = threading.Lock()
         self._free = list(range(SLOTS))
         self._disk_bytes = disk_bytes
+        self._shows = tuple(shows)
         python = _python()
         assert python is not None
         self._python = python
@@ -267,7 +271,10 @@ class Bubblewrap:
             command += ["--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"]
         command += [str(_tool("bwrap")), "--unshare-all", "--die-with-parent", "--new-session", "--clearenv"]
         command += ["--unshare-user", "--disable-userns", "--cap-drop", "ALL", "--hostname", "sandbox"]
-        command += [*_system(self._python), "--proc", "/proc", "--dev", "/dev", *shown]
+        command += _system(self._python)
+        for tree in self._shows:
+            command += ["--ro-bind", tree, tree]
+        command += ["--proc", "/proc", "--dev", "/dev", *shown]
         for place in (WORK, "/tmp"):
             command += ["--size", str(self._disk_bytes), "--tmpfs", place]
         command += ["--size", str(MIB), "--tmpfs", "/dev/shm"]

@@ -48,7 +48,7 @@ class ErrorRates(Fact, frozen=True, kw_only=True):
     def debiased(self, success: float) -> float:
         """The unbiased estimate of success, unclipped.
 
-        >>> ErrorRates(false_pass_ratio=0.1, false_fail_ratio=0.3).debiased(1.0)
+        >>> round(ErrorRates(false_pass_ratio=0.1, false_fail_ratio=0.3).debiased(1.0), 6)
         1.5
         """
         return (success - self.false_pass_ratio) / (1.0 - self.false_pass_ratio - self.false_fail_ratio)

@@ -35,8 +35,9 @@ Step = Verdict | Wanted
 class Verifier(Protocol):
     """Judges cases of one kind. Immutable: all that changes is in the `State` it hands out.
 
-    Both methods are pure and bounded: they never raise for what a case holds, take time linear in the text they read,
-    and end after a bounded number of findings. The runner fills in `took_s` and `cost_usd` of the verdict from the
+    Both methods are pure and bounded: they never raise for what a case holds, take time linear in the text they read
+    (up to a second for the largest that is read at all, so hosts call them off their event loop), and end after a
+    bounded number of findings. The runner fills in `took_s` and `cost_usd` of the verdict from the
     findings, and stops a verifier that wants more than `STEPS_MAX` checks.
     """
 
