@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import Engine
-from sites import Site, on_loop, pool, site
+from engines import Engine, message, says
+from sites import Site, on_loop, pool, site, until
 
 from loadwise.gateway.config import GatewayConfig
 from loadwise.gateway.reading import embedder_of, reading_notices
@@ -29,10 +29,12 @@ NEITHER = "今日は天気がいいですね"
 
 
 @asynccontextmanager
-async def selecting(task_types: Any = None, journal: Path | None = None, **gateway: Any) -> AsyncIterator[Site]:
+async def selecting(
+    task_types: Any = None, journal: Path | None = None, engine: Engine | None = None, **gateway: Any
+) -> AsyncIterator[Site]:
     """A gateway that tells task types by hashed words."""
     options = {"task_types": task_types if task_types is not None else TASK_TYPES}
-    engine = Engine()
+    engine = Engine() if engine is None else engine
     config = parse_config({**pool(engine), **options})
     embedder = embedder_of(config, gateway_config(config) if not gateway else GatewayConfig(**gateway))
     gateway.pop("embedder", None)  # the site is given the object
@@ -161,3 +163,21 @@ def test_a_pool_file_writes_embedder_and_selector_strictly() -> None:
         notices({}, task_selector={"margn": 1})
     with pytest.raises(ConfigError, match="'nobody', which is not in task_types: patch, support"):
         notices(TASK_TYPES, task_selector={"task_type": "nobody"})
+
+
+@on_loop
+async def test_the_type_that_is_told_brings_its_verifier_and_none_brings_none() -> None:
+    """From a first request without a name to a credit by the right verifier; what is not told is not judged."""
+    types = {
+        "patch": {**TASK_TYPES["patch"], "verifier": {"kind": "exact"}, "references": {"reference": "other"}},
+        "support": {**TASK_TYPES["support"], "verifier": {"kind": "exact"}, "references": {"reference": "hello"}},
+    }
+    async with selecting(types, engine=Engine(says(message("hello")))) as s:
+        for name, text in (("p", PATCH), ("q", SUPPORT), ("r", NEITHER)):
+            assert (await s.chat(name, text)).status == 200
+            assert (await s.finish(name)).status == 200
+        await until(lambda: all(s.program(name).verdict is not None for name in "pq"))  # type: ignore[union-attr]
+        verdicts = [s.program(name).verdict.verdict for name in "pq"]  # type: ignore[union-attr]
+        assert verdicts == ["fail", "pass"], "each by the reference of its own type"
+        undecided = s.program("r")
+        assert undecided is not None and undecided.verdict is None and not undecided.is_credited
