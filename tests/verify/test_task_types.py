@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from loadwise.kernel.errors import ConfigError
 from loadwise.verify.task_types import (
     NOTHING_TOLD,
+    RIDGE,
     Rule,
     SelectionSpec,
     TypeSelector,
@@ -87,7 +88,7 @@ def test_the_ridge_rule_solves_its_regression() -> None:
     weight = 9 / (3 * np.bincount(owner)[owner])
     mean = weight @ x / 9
     centred = x - mean
-    ridge = 4.0 * weight @ (centred**2).sum(axis=1) / 9
+    ridge = RIDGE * weight @ (centred**2).sum(axis=1) / 9
     primal = np.linalg.solve(
         centred.T @ (weight[:, None] * centred) + ridge * np.eye(5),
         centred.T @ (weight[:, None] * (np.eye(3)[owner] - 1 / 3)),
@@ -227,7 +228,8 @@ def test_a_description_holds_the_embedding_unchanged() -> None:
     """The product of two descriptions is the weighted sum of their cosines."""
     one, two = np.array([0.6, 0.8]), np.array([1.0, 0.0])
     product = float(describe("a b", one) @ describe("a b", two))
-    assert product == pytest.approx(0.6 + 1.0 + 0.25, abs=1e-5)  # three characters make no run of four
+    # Three characters make no run of four.
+    assert product == pytest.approx(0.6 + WORDS_WEIGHT + SHAPES_WEIGHT, abs=1e-5)
 
 
 @pytest.mark.parametrize("text", ["\ud800 half", "x" * 10_000_000, "[" * 100_000, "\x00" * 500, "a\u0301" * 500, ""])

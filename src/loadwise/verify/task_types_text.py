@@ -25,7 +25,7 @@ TAIL_CHARS = 2048
 
 PLACES = 8192
 """Of each bag."""
-WORDS_WEIGHT, RUNS_WEIGHT, SHAPES_WEIGHT = 1.0, 1.5, 0.25
+WORDS_WEIGHT, RUNS_WEIGHT, SHAPES_WEIGHT = 1.5, 2.5, 0.25
 """Shares of the three in a product of two descriptions; that of the embedding is one."""
 
 Features = NDArray[np.float32]
