@@ -60,13 +60,13 @@ _POLICY_SHORTHANDS = {"exploration": "alpha", "exploration_floor": "exploration_
 class QuotaSpec(Fact, frozen=True, kw_only=True):
     """What the verifier of one task type may spend in any hour; null has no bound."""
 
-    per_hour: int | None = None
+    programs_per_hour: int | None = None
     """Programs judged."""
     usd_per_hour: float | None = None
 
     def __post_init__(self) -> None:
-        if self.per_hour is not None and not 0 <= self.per_hour <= 10**9:
-            raise ConfigError(f"quota.per_hour is {self.per_hour!r}; it must be in [0, 1e9]")
+        if self.programs_per_hour is not None and not 0 <= self.programs_per_hour <= 10**9:
+            raise ConfigError(f"quota.programs_per_hour is {self.programs_per_hour!r}; it must be in [0, 1e9]")
         if self.usd_per_hour is not None and not 0.0 <= self.usd_per_hour <= 1e9:
             raise ConfigError(f"quota.usd_per_hour is {self.usd_per_hour!r}; it must be in [0, 1e9]")
 

@@ -17,7 +17,7 @@ from loadwise.verify.check import Limits, RunInSandbox
 
 pytestmark = pytest.mark.real
 
-LIMITS = Limits(wall_s=20.0, cpu_s=2.0, memory_bytes=256 * MIB, processes=16, file_bytes=2 * MIB, output_bytes=100_000)
+LIMITS = Limits(wall_s=90.0, cpu_s=1.0, memory_bytes=256 * MIB, processes=16, file_bytes=2 * MIB, output_bytes=100_000)
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from pathlib import Path
@@ -122,3 +123,53 @@ async def test_the_example_runs_as_it_is_written(tmp_path: Path) -> None:
     assert await gateway.wait() == 0
     await handle.close()
     assert "by code (version" in render_why(why(tmp_path, program_id))
+
+
+CHECKOUT = {"adding.py": "def add(a, b):\n    return a - b\n", "test_adding.py": "", "keep.py": "x = 1\n"}
+SUITE = "import unittest\nfrom adding import add\n\nclass T(unittest.TestCase):\n    def test_add(self):\n"
+SUITE += "        self.assertEqual(add(2, 3), 5)\n"
+PATCHED = {
+    "references": {
+        "files": json.dumps(CHECKOUT),
+        "test_files": json.dumps({"test_adding.py": SUITE}),
+        "fail_to_pass": json.dumps(["test_adding.T.test_add"]),
+        "pass_to_pass": "[]",
+    }
+}
+GOOD = "--- a/adding.py\n+++ b/adding.py\n@@ -1,2 +1,2 @@\n def add(a, b):\n-    return a - b\n+    return a + b\n"
+NEW = "--- /dev/null\n+++ b/{path}\n@@ -0,0 +1 @@\n+{line}\n"
+LINK = "diff --git a/out b/out\nnew file mode 120000\n--- /dev/null\n+++ b/out\n@@ -0,0 +1 @@\n+/etc\n"
+LINK += "\\ No newline at end of file\n"
+PATCHES = {
+    "mends it": (GOOD, "pass"),
+    "does not apply": (GOOD.replace("return a - b", "return a * b"), "fail"),
+    "is no patch": ("I changed the minus into a plus.", "fail"),
+    "touches .git": (GOOD + NEW.format(path=".git/hooks/pre-commit", line="exit 0"), "fail"),
+    "leads out": (GOOD + NEW.format(path="../../outside", line="x"), "fail"),
+    "is absolute": (GOOD.replace("b/adding.py", "/etc/passwd"), "fail"),
+    "links out": (LINK + NEW.format(path="out/x", line="x"), "fail"),
+    "forges a pass": (
+        NEW.format(path="adding/__init__.py", line="import os; print('OK'); os._exit(0)"),
+        "fail",
+    ),
+    "changes its tests": (NEW.format(path="test_other.py", line="x = 1"), "fail"),
+}
+
+
+@pytest.mark.parametrize("name", PATCHES)
+def test_a_patch_is_judged_in_the_sandbox(name: str) -> None:
+    """It passes where it mends; whatever else it tries is a fail that says why."""
+    patch, wanted = PATCHES[name]
+
+    @on_loop
+    async def run() -> None:
+        types = {"code": {"verifier": {"kind": "patch", "options": {"framework": "unittest", "total_s": 30}}}}
+        async with site(Engine(says(message("done"))), task_types=types) as s:
+            await s.chat("p", "Mend add.", headers={"X-Loadwise-Task-Type": "code"})
+            await s.finish("p", {**PATCHED, "artefacts": {"patch": patch}})
+            await until(lambda: s.program("p").verdict is not None, limit_s=50.0)  # type: ignore[union-attr]
+            verdict = s.program("p").verdict  # type: ignore[union-attr]
+            assert verdict is not None and verdict.verdict == wanted, verdict
+            assert verdict.explanation and not [text for text in s.said if "NOT trusted" in text]
+
+    run()

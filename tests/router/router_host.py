@@ -203,7 +203,7 @@ class Host:
                 self.decided[command.decision_id] = command
             case c.RecordCredit():
                 had = self.credited.pop(command.decision_id, None)
-                assert had == command.replaces, "law L11: one credit is in force, and a correction names it"
+                assert had == command.replaced_reward, "law L11: one credit is in force, and a correction names it"
                 if not command.is_withdrawn:
                     self.credited[command.decision_id] = command.reward
             case c.AskSelector():

@@ -35,7 +35,7 @@ def test_a_persons_verdict_replaces_a_machines():
     h, straight = host(), host()
     judged(h, verdict="fail", verifier="code")
     corrected = find(h.judge("p", "pass", verifier="human"), c.RecordCredit)
-    assert (corrected.success, corrected.reward, corrected.replaces) == (1.0, 1.0, 0.0)
+    assert (corrected.success, corrected.reward, corrected.replaced_reward) == (1.0, 1.0, 0.0)
     judged(straight, verdict="pass", verifier="human")
     assert learned(h) == pytest.approx(learned(straight))
     assert h.router.credit.n_landed == 1 and h.router.counts.verdicts_corrected == 1
@@ -66,13 +66,13 @@ def test_a_credit_is_withdrawn_by_an_abstention_and_given_again():
     h, never = host(), host()
     judged(h)
     withdrawn = find(h.judge("p", "abstain", verifier="human"), c.RecordCredit)
-    assert withdrawn.is_withdrawn and withdrawn.replaces == 0.0
+    assert withdrawn.is_withdrawn and withdrawn.replaced_reward == 0.0
     program = h.router.table.by_id["p"]
     assert (program.is_credited, program.reward, h.router.credit.n_landed) == (False, None, 0)
     judged(never, verdict="abstain")
     assert learned(h) == pytest.approx(learned(never))
     again = find(h.judge("p", "pass", is_correction=True), c.RecordCredit)
-    assert again.replaces is None and program.is_credited and program.reward == 1.0
+    assert again.replaced_reward is None and program.is_credited and program.reward == 1.0
 
 
 def test_a_verdict_that_was_lost_is_credited_by_a_correction():
@@ -81,7 +81,7 @@ def test_a_verdict_that_was_lost_is_credited_by_a_correction():
     h.serve("p")
     h.finish("p")
     h.after(10.0).wake()
-    assert find(h.judge("p", "pass", is_correction=True), c.RecordCredit).replaces is None
+    assert find(h.judge("p", "pass", is_correction=True), c.RecordCredit).replaced_reward is None
     program = h.router.table.by_id["p"]
     assert program.state is ProgramState.CLOSED and program.is_credited
     judged(straight, verdict="pass")
@@ -94,7 +94,7 @@ def test_what_a_budget_has_taught_can_be_corrected():
     h.serve("p")
     h.after(5.0).wake()
     assert h.router.table.by_id["p"].reward == 0.0
-    assert find(h.judge("p", "pass", is_correction=True), c.RecordCredit).replaces == 0.0
+    assert find(h.judge("p", "pass", is_correction=True), c.RecordCredit).replaced_reward == 0.0
 
 
 def test_corrections_survive_a_snapshot():

@@ -30,12 +30,13 @@ def test_jobs_outlive_the_process_and_go_when_they_are_judged(tmp_path):
     spool = Spool(tmp_path / "s", max_bytes=10_000)
     assert spool.put(job("a")) is None and spool.put(job("b")) is None and spool.put(job("a", 20)) is None
     again = Spool(tmp_path / "s", max_bytes=10_000)
-    found, messages = again.jobs()
-    assert {j.program_id: len(j.case.answer) for j in found} == {"a": 20, "b": 10} and messages == []
-    assert again.n_bytes == spool.n_bytes
+    assert [len(again.get(name).case.answer) for name in "ab"] == [20, 10]
+    assert again.n_bytes == spool.n_bytes and "a" in again and "c" not in again
     again.remove("a")
     again.remove("never there")
-    assert [j.program_id for j in again.jobs()[0]] == ["b"]
+    assert again.get("a") is None and again.get("b") is not None
+    again.put(job("c"))
+    assert again.keep_only(["b", "unheard of"]) == 1 and "c" not in again and again.get("c") is None
 
 
 def test_only_its_user_reads_it(tmp_path):
@@ -55,16 +56,18 @@ def test_what_finds_no_room_is_told(tmp_path):
     assert spool.put(job("b", 500)) is None
 
 
-def test_torn_and_foreign_files_are_removed_and_told(tmp_path):
+def test_torn_files_are_no_cases_and_foreign_ones_are_removed(tmp_path):
     """A crash in the middle of a write leaves a temporary file, which is no case."""
     spool = Spool(tmp_path, max_bytes=1000)
     spool.put(job("a"))
-    (tmp_path / "x.case").write_bytes(b'{"program_id": 1')
-    (tmp_path / "y.case").write_bytes(b'{"program_id": "y", "task_type": "t", "lack": "", "case": {"odd": 1}}')
+    (written,) = tmp_path.glob("*.case")
+    for torn in (b'{"program_id": 1', b'{"program_id": "y", "task_type": "t", "lack": "", "case": {"odd": 1}}', b""):
+        written.write_bytes(torn)
+        assert spool.get("a") is None
     (tmp_path / "z.case.tmp").write_bytes(b"half")
+    (tmp_path / "foreign.case").write_bytes(b"{}")
     again = Spool(tmp_path, max_bytes=1000)
-    found, messages = again.jobs()
-    assert [j.program_id for j in found] == ["a"] and len(messages) == 2
+    assert again.keep_only(["a"]) == 1
     assert len(list(tmp_path.iterdir())) == 1
 
 

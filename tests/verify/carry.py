@@ -8,6 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from loadwise.kernel.work import Verdict
 from loadwise.verify.case import Case
 from loadwise.verify.check import DIRECTORY, SCRIPT, Check, Compute, Finding, RunInSandbox
@@ -51,7 +53,8 @@ def carry_out(check: Check) -> Finding:
 
 
 def judged(by: Verifier, case: Case) -> Verdict:
-    """The verdict on a case, its checks carried out."""
+    """The verdict on a case, its checks carried out, with a nonce as the runner would set it."""
+    case = case if case.nonce else msgspec.structs.replace(case, nonce="n0")
     step = by.begin(case)
     for _ in range(STEPS_MAX):
         if isinstance(step, Verdict):

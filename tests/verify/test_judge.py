@@ -152,8 +152,9 @@ def test_graded_scores_are_the_mean() -> None:
 
 
 def test_what_needs_no_judge() -> None:
-    """An empty answer fails, a missing reference abstains where it is needed."""
+    """An empty answer fails; a missing nonce abstains, and a missing reference where it is needed."""
     assert told(verifier("judge"), Case(prompt="p", answer=" ")).verdict is FAIL
+    assert told(verifier("judge"), Case(prompt="p", answer="a")).verdict is ABSTAIN
     assert told(verifier("judge", needs_reference=True), Case(prompt="p", answer="a")).verdict is ABSTAIN
 
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -187,6 +188,17 @@ def test_known_cases_hold_under_any_options(kind: str, options: dict[str, Any]) 
     assert good is not None and bad is not None
     assert judged(by, good).verdict is VerdictKind.PASS
     assert judged(by, bad).verdict is VerdictKind.FAIL
+
+
+def test_every_option_is_documented() -> None:
+    """A key that a user can write stands in the page of verifiers."""
+    page = (Path(__file__).parents[2] / "docs" / "verification.md").read_text()
+    made = {kind: make_verifier(spec) for kind, spec in SPECS.items()}
+    options = {kind: getattr(by, "options", None) for kind, by in made.items()}
+    for kind, fact in options.items():
+        assert f"`{kind}`" in page
+        for name in getattr(fact, "__struct_fields__", ()):
+            assert f"`{name}`" in page, (kind, name)
 
 
 def test_checks_survive_a_queue_on_disk() -> None:

@@ -94,6 +94,10 @@ def test_references_win_over_artefacts() -> None:
         ("Answer: A, B, C and D", FAIL),
         ("Answer: not B", FAIL),
         ("A dog that barks", FAIL),
+        ("B is right", PASS),
+        ("b is right", PASS),
+        ("A is right, B is wrong", FAIL),
+        ("I choose B", PASS),
         ("It cannot be known.", FAIL),
         ("", FAIL),
         ("Z", FAIL),
@@ -103,6 +107,15 @@ def test_references_win_over_artefacts() -> None:
 def test_choice(answer: str, verdict: VerdictKind) -> None:
     """One letter, said clearly; several or none fail."""
     assert told(verifier("choice", choices=4), case(answer, "B")).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    "answer", ["A is correct.", "Answer: A because of that", "The answer is A, as I said", "Option A."]
+)
+def test_the_letter_a_is_told_from_the_article(answer: str) -> None:
+    """By the word that follows."""
+    assert told(verifier("choice", choices=4), case(answer, "A")).verdict is PASS
+    assert told(verifier("choice", choices=4), case("A dog is an animal", "A")).verdict is FAIL
 
 
 def test_a_choice_may_be_said_by_its_text() -> None:
@@ -135,6 +148,13 @@ def test_a_choice_may_be_said_by_its_text() -> None:
         ("Answer: 50%", "50", PASS),
         ("Answer: ٤٢", "42", PASS),
         ("Answer: ４２", "42", PASS),
+        ("Answer: 3.5 million", "3500000", PASS),
+        ("Answer: $2 billion", "2e9", PASS),
+        ("So 3 apples and 5 pears make 8.", "8", PASS),
+        ("Answer: 42, because 6*7 is that", "42", PASS),
+        ("Answer: 12:30", "12", FAIL),
+        ("Answer: 1 1/2", "1", FAIL),
+        ("Answer: 5, 6", "5", FAIL),
         ("Answer: 5²", "52", FAIL),
         ("Answer: 43", "42", FAIL),
         ("Answer: 41 or 42", "42", FAIL),

@@ -4,14 +4,16 @@ import json
 import sys
 from typing import Any
 
+import msgspec
 import pytest
 
 from loadwise.kernel.errors import ConfigError
 from loadwise.kernel.work import Verdict, VerdictKind
 from loadwise.verify.case import Case
-from loadwise.verify.check import Finding, FindingStatus, RunInSandbox
+from loadwise.verify.check import Finding, FindingStatus, RunInSandbox, RunSmallPython
 from loadwise.verify.unit_tests import UnitTests, code_of, fenced
-from tests.verify.carry import asked, judged, told, verifier
+from loadwise.verify.verifier import Wanted
+from tests.verify.carry import asked, carry_out, judged, told, verifier
 
 PASS, FAIL, ABSTAIN = VerdictKind.PASS, VerdictKind.FAIL, VerdictKind.ABSTAIN
 CHECK = "def check(candidate):\n    assert candidate(2, 3) == 5\n    assert candidate(-1, 1) == 0"
@@ -211,6 +213,12 @@ def test_tests_that_assert_nothing_or_cannot_be_sent_abstain() -> None:
     assert grade(code, "x = add(1, 2)", entry="").verdict is ABSTAIN
     assert grade(code, "assert (", entry="").verdict is ABSTAIN
     assert grade(code, "class Mine: pass\nassert add(Mine(), 2)", entry="").verdict is ABSTAIN
+    assert grade(code, "import no_such_module\nassert add(1, 2) == 3", entry="").verdict is ABSTAIN
+    assert grade(code, "def test_a(tmp_path):\n    assert add(1, 2) == 3", entry="").verdict is ABSTAIN
+    assert grade(code, CHECK, setup="import no_such_module").verdict is ABSTAIN
+    assert grade("import no_such_module\n" + code, CHECK).verdict is FAIL
+    assert grade("x = 1", "from solution import add\nassert add(1, 2) == 3", entry="").verdict is FAIL
+    assert grade(code, CHECK, setup="import math").verdict is PASS
     assert grade(code, CHECK).verdict is PASS
     assert told(coder(), Case(answer="x = 1")).verdict is ABSTAIN
     assert told(coder(), Case(answer="x = 1", references={"tests": "[1]"})).verdict is ABSTAIN
@@ -272,6 +280,9 @@ def test_whose_fault_a_missing_report_is() -> None:
     assert verdict(stdout=started + finished.replace(b"n1", b"n2")) is FAIL
     assert verdict(stdout=started.replace(b'd": true}', b'd": false}') + finished) is ABSTAIN
     assert verdict(exit_code=1) is ABSTAIN
+    nameless = msgspec.structs.replace(case, nonce="")
+    step = strict.resume(nameless, wanted.state, Finding(stdout=(started + finished).replace(b"n1", b"")))
+    assert isinstance(step, Verdict) and step.verdict is ABSTAIN
     assert verdict(status=FindingStatus.REFUSED, reason="no sandbox") is ABSTAIN
     assert verdict(status=FindingStatus.ERROR) is ABSTAIN
 
@@ -288,3 +299,134 @@ def test_wrong_options(options: dict[str, Any], says: str) -> None:
     """Each names its key and its value."""
     with pytest.raises(ConfigError, match=says):
         verifier("code", **options)
+
+
+SMALL = '["assert add(2, 3) == 5", "assert add([1], b=[2]) == [1, 2]"]'
+
+
+def small_case(code: str, tests: str = SMALL) -> Case:
+    """Plain assertions."""
+    return Case(artefacts={"code": code}, references={"tests": tests}, nonce="n1")
+
+
+def test_small_python_may_pass_but_never_fail() -> None:
+    """The calls go out, what is expected stays; anything but the right values is for the sandbox to find out."""
+    by, case = coder(small_python=True), small_case("def add(a, b): return a + b")
+    wanted = asked(by, case)
+    assert isinstance(wanted.check, RunSmallPython)
+    assert "== 5" not in wanted.check.source and wanted.check.source.endswith("[add(2, 3), add([1], b=[2])]\n")
+    good = by.resume(case, wanted.state, Finding(value=[5, [1, 2]]))
+    assert isinstance(good, Verdict) and good.verdict is PASS
+    for finding in (
+        Finding(value=[5, [1, 3]]),
+        Finding(value=[5]),
+        Finding(value=None),
+        Finding(value=[5, [1, 2]], killed="wall"),
+        Finding(status=FindingStatus.REFUSED),
+        Finding(status=FindingStatus.TIMEOUT),
+    ):
+        step = by.resume(case, wanted.state, finding)
+        assert isinstance(step, Wanted) and isinstance(step.check, RunInSandbox) and not step.state.get("is_small")
+        last = by.resume(case, step.state, carry_out(step.check))
+        assert isinstance(last, Verdict) and last.verdict is PASS
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "assert abs(add(1, 2)) == 3",
+        "assert add(x, 2) == 3",
+        "assert add(1, 2) == x",
+        "assert add(1, 2) < 3",
+        "assert add(1, 2)",
+        "x = 1\nassert add(x, 2) == 3",
+        "def check(candidate):\n    assert candidate(1, 2) == 3",
+        "assert m.add(1, 2) == 3",
+        "assert add(1, 2) == 3 == 3",
+        "assert add(*[1, 2]) == 3",
+        "assert add(" + "[" * 500 + "]" * 500 + ", 2) == 3",
+        "#",
+    ],
+)
+def test_what_is_more_than_calls_and_literals_goes_to_the_sandbox(tests: str) -> None:
+    """At once."""
+    wanted = asked(coder(small_python=True), small_case("def add(a, b): return a + b", tests))
+    assert isinstance(wanted.check, RunInSandbox)
+
+
+def test_small_python_is_tried_only_where_it_is_wanted() -> None:
+    """It is off unless switched on, and gets no text that UTF-8 cannot hold."""
+    assert isinstance(asked(coder(small_python=True), small_case("x = '\ud800'")).check, RunInSandbox)
+    assert isinstance(asked(coder(), small_case("x = 1")).check, RunInSandbox)
+
+
+IMPOSTOR = """
+import json, os, struct
+def read(n):
+    got = b''
+    while len(got) < n:
+        part = os.read(3, n - len(got))
+        if not part: os._exit(0)
+        got += part
+    return got
+def send(text):
+    os.write(4, struct.pack('>I', len(text)) + text)
+send(json.dumps({"names": ["add"], "modules": []}).encode())
+read(struct.unpack('>I', read(4))[0])
+send(b'{"value": {"o": {"id": 0}}}')
+while True:
+    read(struct.unpack('>I', read(4))[0])
+    send(FRAME)
+"""
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"5",
+        b"{}",
+        b"not json",
+        b"\xff\xfe",
+        b'{"value": {"i": "zz"}}',
+        b'{"value": {"i": 5}}',
+        b'{"value": {"l": 5}}',
+        b'{"value": {"d": [[1]]}}',
+        b'{"value": {"d": [[{"l": []}, 1]]}}',
+        b'{"value": {"r": [0, 1, 0]}}',
+        b'{"value": {"D": "x"}}',
+        b'{"value": {"F": ["1", "0"]}}',
+        b'{"value": {"b": "x"}}',
+        b'{"value": {"unknown": 1}}',
+        b'{"value": {"i": "5", "f": "0"}}',
+        b'{"value": 5}',
+        b'{"value": {"o": 5}}',
+        b'{"value": {"o": {"id": "x"}}}',
+        b'{"value": {"o": {"callback": 0}}}',
+        b'{"raised": 5}',
+        b'{"raised": []}',
+        b'{"raised": ["SystemExit", "BaseException"]}',
+        b'{"raised": ["KeyboardInterrupt"]}',
+        b'{"raised": ["Expired"], "why": {}}',
+        b'{"raised": ["UnicodeDecodeError"]}',
+        b'{"callback": 99, "args": {"l": []}}',
+        b'{"callback": "x"}',
+        b'{"callback": {}}',
+        b'{"unsupported": "x", "value": 5}',
+        b"[" * 100_000,
+        b'{"value": ' + b'{"l":[' * 20_000 + b"]}" * 20_000 + b"}",
+    ],
+)
+def test_an_impostor_of_the_candidates_process_convinces_nobody(frame: bytes) -> None:
+    """Code that speaks our own protocol can say values, and a wrong or unreadable value fails."""
+    code = IMPOSTOR.replace("FRAME", repr(frame))
+    found = grade(code, "def check(candidate):\n    assert candidate(2, 3) == 5")
+    assert found.verdict is FAIL, found.explanation
+
+
+def test_the_impostor_is_heard() -> None:
+    """Otherwise the frames above would prove nothing: the right value, said by it, passes."""
+    code = IMPOSTOR.replace("FRAME", repr(b'{"value": {"i": "5"}}'))
+    assert grade(code, "def check(candidate):\n    assert candidate(2, 3) == 5").verdict is PASS

@@ -167,7 +167,9 @@ def _audit(arguments: argparse.Namespace) -> int:
     if arguments.json:
         put_json({"verifiers": [plain(one) for one in found]})
         return 0
-    rows = [("task type", "verifier", "right", "wrong", "false_pass (95 %)", "false_fail (95 %)")]
+    rows: list[tuple[str, ...]] = [
+        ("task type", "verifier", "right", "wrong", "false_pass (95 %)", "false_fail (95 %)")
+    ]
     for one in found:
         shares = ((one.false_pass, one.false_pass_ci95), (one.false_fail, one.false_fail_ci95))
         cells = [

@@ -86,6 +86,11 @@ def make_carrier(config: Config, verification: VerificationConfig, say: Say) -> 
     return Carrier(sandbox=sandbox, containers=find_engine(verification.container_engine), hidden=hidden)
 
 
+def _light(job: Job) -> Job:
+    """The job without its case, which is in the spool."""
+    return Job(program_id=job.program_id, task_type=job.task_type, case=Case(), is_spooled=True)
+
+
 class Judging:
     """Joins router, intake, spool and runner.
 
@@ -118,8 +123,17 @@ class Judging:
         self._writing: dict[ProgramId, list[Callable[[], None]]] = {}
         """Programs whose case is on its way to the disk, and who waits for that."""
         self._is_spool_broken = False
+        self._held_max_bytes = config.kept_max_bytes
+        self._held_bytes: dict[ProgramId, int] = {}
+        """Cases that wait in memory, for want of a spool or of room in it."""
         self.verification = Verification(
-            assigned, carrier, config, deliver=self._deliver, is_wanted=self._is_wanted, say=say
+            assigned,
+            carrier,
+            config,
+            deliver=self._deliver,
+            load=self._load,
+            is_wanted=self._is_wanted,
+            say=say,
         )
         host.on_verify = self.verify
 
@@ -178,7 +192,7 @@ class Judging:
     def _judge(self, job: Job) -> None:
         spool, program_id = self.spool, ProgramId(job.program_id)
         if spool is None or self._is_closed:
-            self.verification.submit(job)
+            self._submit_held(job)
             return
         self._writing[program_id] = []
 
@@ -194,8 +208,25 @@ class Judging:
         self._is_spool_broken = problem is not None
         for callback in self._writing.pop(ProgramId(job.program_id), ()):
             callback()
-        if not self._is_closed:
-            self.verification.submit(job)
+        if self._is_closed:
+            return
+        if problem is None:
+            self.verification.submit(_light(job))
+        else:
+            self._submit_held(job)
+
+    def _submit_held(self, job: Job) -> None:
+        """Put a case in line that is nowhere but in memory; bounded together."""
+        n_bytes = len(job.case.prompt) + len(job.case.answer) + sum(map(len, job.case.artefacts.values()))
+        if sum(self._held_bytes.values()) + n_bytes > self._held_max_bytes:
+            text = f"cases of {self._held_max_bytes} bytes wait in memory already, which is the limit"
+            job = msgspec.structs.replace(job, case=Case(), lack=job.lack or text)
+        elif not job.lack:
+            self._held_bytes[ProgramId(job.program_id)] = n_bytes
+        self.verification.submit(job)
+
+    def _load(self, program_id: str) -> Job | None:
+        return None if self.spool is None else self.spool.get(program_id)
 
     def when_written(self, program_id: ProgramId, callback: Callable[[], None]) -> None:
         """Call back once a program's case is on disk; at once where it is not on its way there."""
@@ -210,6 +241,7 @@ class Judging:
 
     def _deliver(self, job: Job, verdict: Verdict) -> None:
         program_id = ProgramId(job.program_id)
+        self._held_bytes.pop(program_id, None)
         if not self._is_wanted(program_id):
             self._remove(program_id)
             return
@@ -239,31 +271,22 @@ class Judging:
     def start(self) -> None:
         """Begin to judge, first what an earlier run has left."""
         self.verification.start()
-        jobs: dict[str, Job] = {}
-        if self.spool is not None:
-            found, messages = self.spool.jobs()
-            jobs = {job.program_id: job for job in found}
-            for message in messages:
-                self._say(f"spool: {message}")
-        table = self._host.router.table
+        spool, table = self.spool, self._host.router.table
         n_again = 0
         for program_id in list(table.verifying):
             program = table.by_id[program_id]
             if program.verifier in REPORTED or program_id in self._writing:
                 continue
             n_again += 1
-            job = jobs.pop(program_id, None)
-            if job is None:
-                self.verification.submit(self._job(program_id, program.task_type or "", program.domain, None))
-            else:
-                self.verification.submit(job)
-        for job in jobs.values():
-            program_id = ProgramId(job.program_id)
-            open_program = table.by_id.get(program_id)
-            if open_program is not None and open_program.is_open:
-                self.intake.restore(program_id, job.case, self._host.now_s())
-            else:
-                self._remove(program_id)
+            job = self._job(program_id, program.task_type or "", program.domain, None)
+            self.verification.submit(job if spool is None or program_id not in spool else _light(job))
+        if spool is not None:
+            open_ids = [p for p in table.by_id if p in spool and table.by_id[p].is_open]
+            for program_id in open_ids:  # its finish was not journaled: it goes on
+                found = spool.get(program_id)
+                if found is not None:
+                    self.intake.restore(program_id, found.case, self._host.now_s())
+            spool.keep_only([*table.verifying, *open_ids, *self._writing])
         if n_again:
             self._say(f"{n_again} programs of an earlier run are judged again")
 

@@ -148,7 +148,8 @@ def _command_text(command: Command) -> str:
             return f"decision {command.decision_id}: {', '.join(f'{p:.4g}' for p in command.propensities)}"
         case RecordCredit():
             if command.is_withdrawn:
-                return f"decision {command.decision_id} ({command.model}): {command.replaces or 0.0:.6g} taken back"
+                taken_back = command.replaced_reward or 0.0
+                return f"decision {command.decision_id} ({command.model}): reward {taken_back:.6g} taken back"
             return (
                 f"decision {command.decision_id} ({command.model}): success {command.success:g}, "
                 f"cost ${command.cost_usd:.6g}, reward {command.reward:.6g}"

@@ -121,7 +121,7 @@ class RecordCredit(_Command, frozen=True, kw_only=True):
     """As the verifier said; what its known error rates make of it is in the reward."""
     cost_usd: float
     reward: float
-    replaces: float | None = None
+    replaced_reward: float | None = None
     """The reward of the earlier credit that this one takes back; None where there was none."""
     is_withdrawn: bool = False
     """The verdict was corrected to an abstention: the earlier credit is taken back, and nothing takes its place."""

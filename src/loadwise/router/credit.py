@@ -131,13 +131,21 @@ class Credit:
 
     def undo(self, decision_id: DecisionId | None) -> None:
         """The decision will never be judged."""
+        self._undo(decision_id)
+
+    def give_up(self, decision_id: DecisionId | None) -> None:
+        """No verdict has come, or none that says anything: undone, but a correction may still come."""
+        pending = self._undo(decision_id)
+        if pending is not None:
+            self._settle(pending, None)
+
+    def _undo(self, decision_id: DecisionId | None) -> Pending | None:
         pending = None if decision_id is None else self.pending_by_decision.pop(decision_id, None)
-        if pending is None:
-            return
-        if pending.learner_version == self.version:
-            self.learners[pending.slot].undo(pending.decision_id, pending.model, pending.x)
-        self.n_undone += 1
-        self._settle(pending, None)
+        if pending is not None:
+            if pending.learner_version == self.version:
+                self.learners[pending.slot].undo(pending.decision_id, pending.model, pending.x)
+            self.n_undone += 1
+        return pending
 
     def _settle(self, pending: Pending, reward: float | None) -> None:
         pending.choice = None

@@ -119,7 +119,7 @@ class Lifecycle:
             return
         success = event.verdict.success
         if success is None:
-            desk.credit.undo(program.decision_id)
+            desk.credit.give_up(program.decision_id)
             desk.counts.verdicts_abstained += 1
         else:
             self._credit(program, success, self._error_rates(program, event.verdict))
@@ -157,7 +157,7 @@ class Lifecycle:
                 success=verdict.success or 0.0,
                 cost_usd=program.cost_usd,
                 reward=corrected.after or 0.0,
-                replaces=corrected.before,
+                replaced_reward=corrected.before,
                 is_withdrawn=corrected.after is None,
             )
         )
@@ -185,7 +185,7 @@ class Lifecycle:
 
     def _censor(self, program: Program) -> None:
         """No verdict will come: the decision is undone."""
-        self._desk.credit.undo(program.decision_id)
+        self._desk.credit.give_up(program.decision_id)
         self._desk.counts.censored += 1
         self._close(program, _S.CENSORED)
 
@@ -238,7 +238,7 @@ class Lifecycle:
         if desk.config.budget_credit == "fail" and program.decision_id is not None:
             self._credit(program, 0.0)
         else:
-            desk.credit.undo(program.decision_id)
+            desk.credit.give_up(program.decision_id)
         self._close(program, _S.TIMED_OUT)
 
     def verdict_due(self, key: str) -> None:

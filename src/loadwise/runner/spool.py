@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ class Job(Fact, frozen=True, kw_only=True):
     case: Case
     lack: str = ""
     """Why there is no case to judge: what it needs was not kept."""
+    is_spooled: bool = False
+    """The case lies in the spool and not here: ten thousand of them would fill memory."""
 
 
 def encode_job(job: Job) -> bytes:
@@ -103,19 +106,24 @@ class Spool:
         with contextlib.suppress(OSError):
             (self._path / name).unlink(missing_ok=True)
 
-    def jobs(self) -> tuple[list[Job], list[str]]:
-        """All that was written, and what could not be read; the latter is removed."""
-        found: list[Job] = []
-        messages: list[str] = []
-        for name in sorted(self._n_bytes_by_name):
-            try:
-                found.append(decode_job((self._path / name).read_bytes()))
-            except (OSError, ValueError) as error:
-                messages.append(f"{name} cannot be read and is removed: {error}")
-                self._n_bytes_by_name.pop(name)
-                with contextlib.suppress(OSError):
-                    (self._path / name).unlink(missing_ok=True)
-        return found, messages
+    def __contains__(self, program_id: str) -> bool:
+        return _name(program_id) in self._n_bytes_by_name
+
+    def get(self, program_id: str) -> Job | None:
+        """What was written of a program; None where there is nothing readable. May be called on any thread."""
+        try:
+            return decode_job((self._path / _name(program_id)).read_bytes())
+        except (OSError, ValueError):
+            return None
+
+    def keep_only(self, program_ids: Iterable[str]) -> int:
+        """Remove what belongs to no other program; returns how many there were."""
+        others = self._n_bytes_by_name.keys() - {_name(program_id) for program_id in program_ids}
+        for name in others:
+            del self._n_bytes_by_name[name]
+            with contextlib.suppress(OSError):
+                (self._path / name).unlink(missing_ok=True)
+        return len(others)
 
     def _sync(self) -> None:
         fd = os.open(self._path, os.O_RDONLY)

@@ -79,8 +79,8 @@ class Assigned:
         while spent and spent[0][0] <= now_s - HOUR_S:
             spent.popleft()
         quota = self.quota
-        if quota.per_hour is not None and len(spent) >= quota.per_hour:
-            return f"{len(spent)} programs were judged within the hour; {quota.per_hour} is the quota"
+        if quota.programs_per_hour is not None and len(spent) >= quota.programs_per_hour:
+            return f"{len(spent)} programs were judged within the hour; {quota.programs_per_hour} is the quota"
         cost_usd = sum(cost for _, cost in spent)
         if quota.usd_per_hour is not None and cost_usd >= quota.usd_per_hour:
             return f"{cost_usd:.4g} USD were spent within the hour; {quota.usd_per_hour:g} is the quota"
@@ -88,7 +88,7 @@ class Assigned:
 
     def spend(self, now_s: float, cost_usd: float) -> None:
         """One more was judged."""
-        if self.quota.per_hour is not None or self.quota.usd_per_hour is not None:
+        if self.quota.programs_per_hour is not None or self.quota.usd_per_hour is not None:
             self._spent.append((now_s, cost_usd))
 
 
@@ -118,6 +118,7 @@ class Verification:
     Args:
         assigned: by task type.
         deliver: is told every verdict, on the loop; called once a job unless we stop before.
+        load: reads a spooled case, on a thread.
         is_wanted: whether a program still waits for its verdict; somebody may have reported one.
         say: for the operator: verifiers that are not to be trusted.
     """
@@ -129,6 +130,7 @@ class Verification:
         config: VerificationConfig,
         *,
         deliver: Deliver,
+        load: Callable[[str], Job | None] = lambda program_id: None,
         is_wanted: Callable[[str], bool] = lambda program_id: True,
         say: Callable[[str], None] = lambda text: None,
         now_s: Callable[[], float] = time.monotonic,
@@ -140,6 +142,7 @@ class Verification:
         self.n_waiting = 0
         self._carrier = carrier
         self._deliver = deliver
+        self._load = load
         self._is_wanted = is_wanted
         self._say = say
         self._now_s = now_s
@@ -223,12 +226,20 @@ class Verification:
             verdict = _abstained(verifier.kind, verifier.version, text)
         elif spent is not None:
             verdict = _abstained(verifier.kind, verifier.version, f"the quota is used up: {spent}")
+        elif (case := await self._case(job)) is None:
+            verdict = _abstained(verifier.kind, verifier.version, "its case was lost from the spool")
         else:
-            verdict = await self.judge(verifier, job.case)
+            verdict = await self.judge(verifier, case)
             one.spend(self._now_s(), verdict.cost_usd or 0.0)
         if not self.config.keeps_evidence:
             verdict = msgspec.structs.replace(verdict, evidence={})
         self._hand_over(job, verdict)
+
+    async def _case(self, job: Job) -> Case | None:
+        if not job.is_spooled:
+            return job.case
+        found = await self._carrier.on_thread(lambda: self._load(job.program_id))
+        return None if found is None else found.case
 
     async def judge(self, verifier: Verifier, case: Case) -> Verdict:
         """Judge one case, whatever it takes within the bounds; never raises for what the case or the world does."""

@@ -17,6 +17,7 @@ _AT_START = re.compile(r"^[\s(\[]{0,4}([A-Za-z])(?![A-Za-z0-9])(?!['’][a-z])")
 _HEDGE = re.compile(r"^[\s)\].:]{0,4}(?:or|and|/|,|&|\+|;|\\text\{or\})[\s(\[]{0,4}([A-Za-z])(?![A-Za-z0-9])")
 _BRACKETED = re.compile(r"[(\[]([A-Z])[)\]]")
 _STANDING = re.compile(r"(?<![A-Za-z0-9'’])([B-HJ-Z])(?![A-Za-z0-9'’])")
+_SAID_OF_A_CHOICE = re.compile(r" (?:is|because|since|as|seems|must|would|which|and|or|with)\b")
 _NEGATION = re.compile(r"\b(?:not|isn't|neither|nor|except|or|wrong|incorrect)\b", re.IGNORECASE)
 
 
@@ -133,4 +134,4 @@ def _letter_said(value: str, letters: str, texts: list[str]) -> str:
 def _is_word(letter: str, rest: str) -> bool:
     """Whether a leading letter is the article of a sentence ("A dog"), or "I"."""
     follows_word = rest[:1] == " " and rest[1:2].isalpha()
-    return follows_word and (letter.islower() or letter in "AI")
+    return follows_word and (letter.islower() or letter in "AI") and not _SAID_OF_A_CHOICE.match(rest)

@@ -74,6 +74,8 @@ class Judge:
             return failed(self, "the answer is empty")
         if self.options.needs_reference and not (case.given(*REFERENCE_NAMES) or "").strip():
             return abstained(self, "there is no reference answer")
+        if not case.nonce:
+            return abstained(self, "the run had no nonce: the answer could know the judge's fence and code")
         return Wanted(check=self._question(case, is_swapped=False), state={"opinions": []})
 
     def resume(self, case: Case, state: State, finding: Finding) -> Step:

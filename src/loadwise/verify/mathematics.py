@@ -28,7 +28,17 @@ _RATIONAL = re.compile(r"([-+]?)([0-9]{1,100})(?:\.([0-9]{1,100}))?(?:/([0-9]{1,
 _THOUSANDS = re.compile(r"[-+]?[0-9]{1,3}(?:(?:\{,\}|,)[0-9]{3})+(?:\.[0-9]{1,100})?")
 _FRACTION = re.compile(r"([-+]?)\\[dt]?frac\{([0-9]{1,100})\}\{([0-9]{1,100})\}")
 _JOINED = re.compile(r"\\(?:text|textrm|mathrm)\{\s{0,8}(?:or|and)\s{0,8}\}|(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])")
-_DRESS = re.compile(r"\\(?:left|right|displaystyle|,|!|;|:| )|\\[()\[\]]|\$")
+_DRESS = re.compile(r"\\\\|\\(?:left|right)(?![A-Za-z])|\\displaystyle(?![A-Za-z])|\\[,!;: ()\[\]]|\\?\$")
+"""The first alternative, a row's end in a matrix, is no dress: it is matched so that nothing within it is."""
+_WORDS = re.compile(r"(?<![A-Za-z\\{])(pi|sin|cos|tan|ln|log|exp|infinity)(?![A-Za-z])")
+_SCIENTIFIC = re.compile(r"(?<![0-9A-Za-z.])([0-9]{1,50}(?:\.[0-9]{1,50})?)[eE]([-+]?[0-9]{1,4})(?![0-9A-Za-z.])")
+_ROOT = re.compile(r"√\s{0,4}([0-9]{1,50}|[A-Za-z])")
+_ROOT_OF = re.compile(r"\\?sqrt\s{0,4}\(([^()]{1,200})\)")
+_MIXED = re.compile(r"(?<![0-9./^_{])(-?)([0-9]{1,50})\s{1,8}([0-9]{1,50})\s{0,4}/\s{0,4}([0-9]{1,50})(?![0-9./])")
+_SPACED_THOUSANDS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?: [0-9]{3}){1,30}(?![0-9 ,])")
+_APART = re.compile(r"[0-9]\s{1,20}[0-9]")
+_SIGNS = {"√": r"\sqrt", "π": r"\pi ", "∞": r"\infty ", "°": r"^\circ", "**": "^", "½": r"\frac{1}{2}"}
+_SIGNS |= {"¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}"}
 _SENTENCE_END = re.compile(r"[.\s]{1,20}$")
 
 
@@ -73,7 +83,7 @@ class Mathematics:
             return passed(self, f"found {shown(value)}, which is the reference")
         if trouble:
             return abstained(self, f"the reference {shown(wanted)} {trouble}")
-        trouble = unbounded(value)
+        trouble = unbounded(value) or ("holds two numbers side by side" if _APART.search(value) else "")
         if trouble:
             return failed(self, f"the answer {shown(value)} {trouble}")
         return self._by_value(value, wanted)
@@ -162,9 +172,20 @@ def _stated(reference: str) -> str:
 
 def _expression(value: str) -> str:
     """The expression without its dress; "a or b" is the two of them, so that nobody passes by naming several."""
-    plain = _DRESS.sub("", ascii_digits(encodable(value)))
+    plain = _DRESS.sub(_undressed, ascii_digits(encodable(value)))
     plain = _JOINED.sub(",", plain)
+    plain = _MIXED.sub(r"\1(\2+\\frac{\3}{\4})", plain)
+    plain = _SPACED_THOUSANDS.sub(lambda match: match[0].replace(" ", ""), plain)
+    plain = _SCIENTIFIC.sub(r"\1\\cdot 10^{\2}", _ROOT.sub(r"\\sqrt{\1}", plain))
+    for sign, spelled in _SIGNS.items():
+        plain = plain.replace(sign, spelled)
+    plain = _ROOT_OF.sub(r"\\sqrt{\1}", plain)
+    plain = _WORDS.sub(lambda match: "\\" + match[1].replace("infinity", "infty") + " ", plain)
     return _SENTENCE_END.sub("", plain).strip()
+
+
+def _undressed(match: re.Match[str]) -> str:
+    return match[0] if match[0] == "\\\\" else ""
 
 
 def _rational(text: str) -> Fraction | None:

@@ -24,11 +24,12 @@ _NUMBER = re.compile(
     r"(?:[eE](?P<exponent>[-+]?[0-9]{1,9})(?![0-9A-Za-z.])"
     r"|\s?(?:[x×*]|\\times|\\cdot)\s?10\s?\^\s?\{?(?P<power>[-+]?[0-9]{1,9})\}?)?"
     r"(?:\s?/\s?(?P<under>[0-9]{1,100})(?![0-9.]))?"
-    r"\s?(?P<percent>\\?%)?"
+    r"\s?(?P<percent>\\?%)?(?:\s?(?P<scale>thousand|million|billion|trillion)\b)?"
 )
+_SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _FRACTION = re.compile(r"\\[dt]?frac\s?\{\s?([-+]?[0-9]{1,100})\s?\}\s?\{\s?([-+]?[0-9]{1,100})\s?\}")
 _LATEX_COMMA = re.compile(r"\{,\}|\\,|\\!|\u202f|\u00a0")
-_AFTER_BAD = re.compile(r"^\s?(?:[-+*/×÷^=]|\\times|\\cdot|or\b|and\b|to\b|,\s?[0-9]|\.[0-9]|[0-9A-Za-z_]*[0-9])")
+_AFTER_BAD = re.compile(r"^\s?(?:[-+*/×÷^=]|\\times|\\cdot|or\b|and\b|to\b|[,:]\s?[0-9]|\.[0-9]|[0-9A-Za-z_]*[0-9])")
 _LEAD = re.compile(
     r"^(?:(?:about|approximately|exactly|roughly|equal to|equals|is|the|total|of)\s+|[=≈~:]\s?){1,6}", re.I
 )
@@ -126,7 +127,7 @@ class Numeric:
         under = int(match["under"] or 1)
         if len(digits) > DIGITS_MAX or abs(exponent) > EXPONENT_MAX or under == 0:
             return None
-        number = Fraction(digits) * Fraction(10) ** exponent / under
+        number = Fraction(digits) * Fraction(10) ** exponent / under * _SCALES.get(match["scale"] or "", 1)
         if match["percent"] and self.options.percent == "ratio":
             number /= 100
         return -number if match["sign"] == "-" else number

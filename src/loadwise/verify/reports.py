@@ -23,6 +23,9 @@ class Report:
         if finding.status is not FindingStatus.OK:
             self.trouble = f"the check ended as {finding.status.value}: {finding.reason or 'no reason given'}"
             return
+        if not case.nonce:
+            self.trouble = "the run had no nonce: what it reports could be forged"
+            return
         lines = _lines(case, finding)
         started = next((line for line in lines if line.get("started") is True), None)
         finished = [line for line in lines if line.get("finished") is True]

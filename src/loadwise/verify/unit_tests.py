@@ -12,12 +12,15 @@ from loadwise.kernel.fact import Fact
 from .case import Case
 from .check import SCRIPT, Finding, Limits, RunInSandbox
 from .options import read_options, require_range, strict_json
+from .reading import encodable
 from .reports import Report
+from .small_tests import SmallTests, small_tests
 from .spec import VerifierSpec
 from .verifier import State, Step, Wanted, abstained, failed, passed
 
 CODE_MAX_CHARACTERS = 200_000
 TESTS_MAX = 1_000
+_SMALL_MAX_S = 2.0
 _TEST_NAMES = ("tests", "test", "test_list", "reference")
 
 
@@ -35,6 +38,9 @@ class CodeOptions(Fact, frozen=True, kw_only=True):
     memory_bytes: int = 1 << 30
     partial: bool = False
     """Whether the score is the share of passed tests; else all must pass."""
+    small_python: bool = False
+    """Try tests of the form `assert f(literals) == literal` in the interpreter without files, network or imports
+    first."""
     allow_unshielded: bool = False
     """Credit results though the sandbox lets the code reach the tests' process (CAP_SYS_PTRACE, no prctl)."""
 
@@ -74,10 +80,15 @@ class UnitTests:
             return failed(self, "the answer holds no code")
         if len(code) > CODE_MAX_CHARACTERS:
             return failed(self, f"the code has {len(code)} characters; at most {CODE_MAX_CHARACTERS} are run")
+        small = self._small(case, code, tests, pairs)
+        if small:
+            return Wanted(check=small.check(code, min(self.options.total_s, _SMALL_MAX_S)), state={"is_small": True})
         return Wanted(check=self._run(case, code, entry, tests, pairs))
 
     def resume(self, case: Case, state: State, finding: Finding) -> Step:
-        """Count what the examiner saw."""
+        """Count what the examiner saw; go on to it where small Python did not pass."""
+        if state.get("is_small"):
+            return self._after_small(case, finding)
         report = Report(case, finding, self.options.allow_unshielded)
         if report.trouble:
             return abstained(self, report.trouble)
@@ -112,6 +123,22 @@ class UnitTests:
             answer=f"```python\ndef add(a, b):\n    {body}\n```",
             references={"tests": "def check(candidate):\n    assert candidate(2, 3) == 5", "entry_point": "add"},
         )
+
+    def _small(self, case: Case, code: str, tests: list[str], pairs: list[dict[str, str]]) -> SmallTests | None:
+        if not self.options.small_python or pairs or case.given("setup", "test_setup_code"):
+            return None
+        if encodable(code) != code:
+            return None  # it is no Python, and no queue could hold it
+        return small_tests(tests)
+
+    def _after_small(self, case: Case, finding: Finding) -> Step:
+        tests, pairs = _tests(case), _pairs(case)
+        assert isinstance(tests, list) and isinstance(pairs, list), "begin has read them"
+        small = small_tests(tests)
+        if small and small.are_passed_by(finding):
+            return passed(self, f"{len(small.calls)} of {len(small.calls)} tests passed in small Python")
+        entry = case.given("entry_point") or self.options.entry_point
+        return Wanted(check=self._run(case, code_of(case, entry), entry, tests, pairs))
 
     def _run(self, case: Case, code: str, entry: str, tests: list[str], pairs: list[dict[str, str]]) -> RunInSandbox:
         options = self.options

@@ -202,9 +202,11 @@ def serve(request, module, decoded, encoded):
     """Carry out one request of the examiner."""
     space = module.__dict__
     operation = request["operation"]
+    if operation == "setup":
+        exec(compile(request["code"], "<setup>", "exec"), space)
+        return {}
     if operation == "load":
-        for source, name in ((request["setup"], "setup"), (request["code"], "solution")):
-            exec(compile(source, f"<{name}>", "exec"), space)
+        exec(compile(request["code"], "<solution>", "exec"), space)
         mine = [(name, item) for name, item in space.items() if isinstance(name, str) and not name.startswith("__")]
         return {
             "names": [name for name, item in mine if not isinstance(item, types.ModuleType)],
@@ -313,9 +315,17 @@ class Child:
             stderr=subprocess.DEVNULL,
         )
 
-    def load(self, setup, code):
+    def prepare(self, setup):
+        """Run the tests' own setup, before anything of the candidate has run: what goes wrong is not its fault."""
+        try:
+            self._exchange({"operation": "setup", "code": setup})
+        except (Exception, Gone) as error:
+            self.unsupported = f"the setup of the tests fails: {why_of(error)}"
+            raise Unsupported(self.unsupported) from None
+
+    def load(self, code):
         """Run the candidate's module; its public names and imported modules."""
-        told = self._exchange({"operation": "load", "setup": setup, "code": code})
+        told = self._exchange({"operation": "load", "code": code})
         names = [name for name in told["names"] if isinstance(name, str)]
         modules = [(name, module) for name, module in told["modules"] if isinstance(name, str)]
         return names, modules
@@ -432,7 +442,7 @@ class Examination:
         self.child = Child(self.paper["call_s"])
         try:
             space = self._space()
-        except (Exception, Gone) as error:
+        except (Exception, Gone, Unsupported) as error:
             self._note("load", why_of(error))
             return
         for number, source in enumerate(self.paper["tests"], 1):
@@ -440,7 +450,9 @@ class Examination:
 
     def _space(self):
         """What the tests see: their own setup, then the candidate's names, none of which may hide a builtin."""
-        names, modules = self.child.load(self.paper["setup"], self.paper["code"])
+        if self.paper["setup"]:
+            self.child.prepare(self.paper["setup"])
+        names, modules = self.child.load(self.paper["code"])
         space = {"__name__": "tests", "__builtins__": builtins}
         entry = self.paper["entry_point"]
         for name, module in modules:
@@ -474,6 +486,8 @@ class Examination:
             is_assert = asserts(statement)
             label = f"{name}, line {statement.lineno}"
             program = compile(ast.Module([statement], []), f"<{name}>", "exec")
+            if self._lacks(statement):
+                return
             if (
                 not self._attempt(label, lambda program=program: exec(program, space), counts=is_assert)
                 and not is_assert
@@ -482,13 +496,33 @@ class Examination:
         for label, function in self._functions(space, before):
             self._attempt(f"{name}, {label}", function, counts=True)
 
+    def _lacks(self, statement):
+        """Whether the tests import what is not here, which is not the candidate's fault."""
+        wanted = []
+        if isinstance(statement, ast.Import):
+            wanted = [alias.name for alias in statement.names]
+        elif isinstance(statement, ast.ImportFrom):
+            wanted = [statement.module or ""]
+        for name in wanted:
+            if name.split(".")[0] == "solution":
+                continue
+            try:
+                importlib.import_module(name)
+            except (ImportError, ValueError) as error:
+                self.unparsable = f"the tests import {name}: {message_of(error)}"
+                return True
+        return False
+
     def _functions(self, space, before):
         made = [(key, item) for key, item in space.items() if before.get(key) is not item]
         for key, item in made:
             if key == "check" and isinstance(item, types.FunctionType) and self.paper["entry_point"]:
                 yield key, lambda item=item: item(space["candidate"])
             elif key.startswith("test") and isinstance(item, types.FunctionType):
-                yield key, item
+                if item.__code__.co_argcount + item.__code__.co_kwonlyargcount:
+                    self.unparsable = f"{key} asks for arguments, as fixtures of pytest do"
+                else:
+                    yield key, item
             elif isinstance(item, type) and issubclass(item, unittest.TestCase):
                 for case in unittest.defaultTestLoader.loadTestsFromTestCase(item):
                     yield case.id(), lambda case=case: run_case(case)

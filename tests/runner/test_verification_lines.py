@@ -353,7 +353,7 @@ async def test_known_cases_of_the_configuration_go_before_those_of_the_verifier(
 @on_loop
 async def test_quotas_hold_for_every_hour():
     """By number and by dollars; an hour later there is room again."""
-    s = Site(Asks(), quota=QuotaSpec(per_hour=2))
+    s = Site(Asks(), quota=QuotaSpec(programs_per_hour=2))
     s.verification.start()
     s.submit("a", "b", "c")
     await s.clock.advance(1.0)
@@ -398,3 +398,19 @@ async def test_stopping_delivers_nothing_more():
     await settle()
     await s.verification.close()
     assert s.verdicts == {}
+
+
+@on_loop
+async def test_a_spooled_case_is_read_when_its_turn_comes():
+    """The line holds names only; one that is lost meanwhile is an abstention."""
+    s = Site(Knows({"good": "pass", "bad": "fail", "p": "fail"}))
+    s.verification._load = lambda name: (
+        Job(program_id="p", task_type="t", case=Case(program_id="p")) if name == "p" else None
+    )
+    s.verification.start()
+    for name in ("p", "lost"):
+        s.verification.submit(Job(program_id=name, task_type="t", case=Case(), is_spooled=True))
+    await s.clock.advance(1.0)
+    assert s.verdicts["p"].verdict is VerdictKind.FAIL
+    assert "lost from the spool" in s.verdicts["lost"].explanation
+    await s.verification.close()
