@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from loadwise.kernel.errors import ConfigError
@@ -12,6 +12,7 @@ from loadwise.verify.debias import ErrorRates, estimate_rates
 rates = st.tuples(st.floats(0, 0.79), st.floats(0, 0.79)).filter(lambda pair: sum(pair) < 0.79)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rates, st.floats(0, 1))
 def test_the_debiased_reward_is_unbiased(pair: tuple[float, float], truth: float) -> None:
     """The mean over what the verifier says is the true success."""
@@ -39,6 +40,7 @@ def test_rates_that_leave_too_little_are_refused(e0: float, e1: float, says: str
         ErrorRates(false_pass_ratio=e0, false_fail_ratio=e1)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 200), st.integers(0, 200), st.integers(0, 200), st.integers(0, 200))
 def test_an_audit_gives_rates_within_their_intervals(a: int, b: int, c: int, d: int) -> None:
     """The interval holds the rate, stays in [0, 1] and is whole where nothing is known."""

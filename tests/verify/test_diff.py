@@ -1,7 +1,7 @@
 """Patches from hostile sources: what is refused, and that what is written anew is what was understood."""
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from loadwise.verify.diff import DiffRefused, parse_diff, require_inside, write_diff
@@ -134,6 +134,7 @@ def test_what_is_no_plain_patch_is_refused_with_its_reason(text: str, says: str)
         parse_diff(text)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.text(alphabet='ab -+@/\\\n"0,1.', max_size=300))
 def test_any_text_is_read_or_refused(text: str) -> None:
     """Nothing else is ever raised, and what is accepted is stable when written and read again."""
@@ -148,6 +149,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
                 require_inside(path)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.text(min_size=1, max_size=20))
 def test_odd_names_survive_quoting(name: str) -> None:
     """A file may be called as git allows; what is written anew names the same file."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from loadwise.kernel.errors import ConfigError
@@ -43,6 +43,7 @@ def fused(by: Verifier, votes: list[VerdictKind]) -> tuple[Verdict, int]:
     raise AssertionError
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(kinds, min_size=2, max_size=5))
 def test_all_and_any_follow_logic(votes: list[VerdictKind]) -> None:
     """Kleene's: a fail settles `all`, a pass settles `any`, an abstention that could matter abstains."""
@@ -52,6 +53,7 @@ def test_all_and_any_follow_logic(votes: list[VerdictKind]) -> None:
     assert fused(fusion("any", len(votes)), votes)[0].verdict is expected_any
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(kinds, min_size=2, max_size=5))
 def test_ignored_abstentions_are_as_if_not_there(votes: list[VerdictKind]) -> None:
     """The rest decides, where there is a rest."""
@@ -61,6 +63,7 @@ def test_ignored_abstentions_are_as_if_not_there(votes: list[VerdictKind]) -> No
         assert fused(fusion(rule, len(votes), abstentions="ignore"), votes)[0].verdict is expected
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(kinds, min_size=2, max_size=5))
 def test_first_decides_and_asks_no_further(votes: list[VerdictKind]) -> None:
     """A dear judge at the end is asked only where the cheap ones do not know."""
@@ -76,6 +79,7 @@ def test_settled_rules_ask_no_further() -> None:
     assert fused(fusion("any", 3), [FAIL, PASS, PASS])[1] == 2
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(kinds, st.floats(0.1, 10)), min_size=2, max_size=5), st.floats(0, 1), st.floats(0, 1))
 def test_the_weighted_mean(told: list[tuple[VerdictKind, float]], threshold: float, quorum: float) -> None:
     """Over those that decided, where they are enough."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from loadwise.kernel.errors import ConfigError
@@ -177,6 +177,7 @@ def test_a_judge_that_cannot_be_reached_abstains(status: FindingStatus) -> None:
     assert isinstance(step, Verdict) and step.verdict is ABSTAIN and "quota" in step.explanation
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.text(max_size=200))
 def test_no_text_of_a_judge_raises(text: str) -> None:
     """Whatever it says."""

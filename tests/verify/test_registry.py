@@ -138,8 +138,8 @@ def test_hostile_references_blame_nobody(name: str) -> None:
         assert found.verdict is not VerdictKind.PASS, (kind, found.explanation)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.text(max_size=300), st.text(max_size=100))
-@settings(suppress_health_check=[HealthCheck.too_slow])
 def test_no_case_raises(answer: str, reference: str) -> None:
     """Any text in any place."""
     case = Case(

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from loadwise.kernel.errors import ConfigError
@@ -215,6 +215,7 @@ def test_container_tests_by_report(report: bytes | None, verdict: VerdictKind) -
     assert after(by, exit_code=0, stdout=b"all passed", outputs=outputs).verdict is verdict
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.binary(max_size=200), st.integers(-20, 260))
 def test_no_output_of_anything_raises(output: bytes, code: int) -> None:
     """Whatever a command, a webhook or a container says."""

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from loadwise.kernel.work import VerdictKind
@@ -35,6 +35,7 @@ def verdict(found: Any, wanted: Any, **options: Any) -> VerdictKind:
     return told(verifier("state", **options), case(found, wanted)).verdict
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(values)
 def test_every_state_equals_itself(value: Any) -> None:
     """In every mode."""
@@ -42,6 +43,7 @@ def test_every_state_equals_itself(value: Any) -> None:
         assert verdict([value], [value], **options) is PASS
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(values, values)
 def test_equal_means_equal_json(one: Any, two: Any) -> None:
     """Without options the verdict is that of a comparison which knows booleans from numbers."""
@@ -51,6 +53,7 @@ def test_equal_means_equal_json(one: Any, two: Any) -> None:
         assert (verdict([one], [two]) is PASS) == same
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.integers(0, 5), max_size=8), st.randoms(use_true_random=False))
 def test_collections_forget_order_but_not_number(items: list[int], luck: Any) -> None:
     """A shuffle passes; one entry more, less or other fails."""

@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from loadwise.kernel.errors import ConfigError
@@ -201,6 +201,7 @@ def test_percent_as_a_ratio_and_marked_answers() -> None:
     assert told(marked, case("Answer: 42", "42")).verdict is PASS
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.fractions(), st.sampled_from(["Answer: {}", "\\boxed{{{}}}", "{}", "so it is {}"]))
 def test_every_fraction_passes_as_itself_and_fails_as_its_neighbour(value: Fraction, form: str) -> None:
     """Reading and comparing lose nothing."""
@@ -238,6 +239,7 @@ def test_boxes_nest_and_may_stay_open() -> None:
     assert boxed("\\") == []
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.text())
 def test_any_text_is_read_without_an_error(text: str) -> None:
     """Reading never raises, and finds something in every text that is not blank."""
