@@ -85,7 +85,7 @@ def scenario_of(cell: Cell) -> Scenario:
 
 def run_cell(cell: Cell) -> dict[str, Any]:
     """One run's figures."""
-    report = simulate(scenario_of(cell), cell.seed)
+    report = simulate(scenario_of(cell), cell.seed, is_compiled=True)
     finished = report.programs.get("finished", 0)
     return {
         **cell._asdict(),

@@ -22,7 +22,9 @@ EXPERIMENTS = {
 
 OTHERS = {
     "fidelity": "loadwise.cli.lab_fidelity",
+    "mismatch": "loadwise.cli.lab_mismatch",
     "orchestrator": "loadwise.cli.lab_orchestrator",
+    "selector": "loadwise.cli.lab_selector",
     "sweep": "loadwise.cli.lab_sweep",
 }
 """Experiments with a module of their own, which has `SUMMARY`, `add_arguments(parser)` and `run(arguments)`."""

@@ -10,8 +10,9 @@ import os
 import re
 import shutil
 import socket
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +23,7 @@ from loadwise.journal.reader import Segment
 from loadwise.kernel.errors import ConfigError, Error
 from loadwise.kernel.fact import Fact
 from loadwise.kernel.pool import DEFAULT_SLOTS, BackendSpec, CapacityUnit
-from loadwise.runner.embed import make_embedder
+from loadwise.runner.embed import Embedder
 from loadwise.runner.verification import checked_healths
 from loadwise.settings import Config
 from loadwise.wire.client import Answer, Upstream, UpstreamError
@@ -33,6 +34,8 @@ from .backend import base_url
 from .config import GatewayConfig
 from .judging import assign, make_carrier, verification_config
 from .probe import read_signals
+from .reading import embedder_of, reading_notices
+from .turns import EMBEDDING_MAX_S
 
 TIMEOUT_S = 5.0
 AT_ONCE_MAX = 16
@@ -357,9 +360,11 @@ def _look_at_gateway(config: Config, gateway: GatewayConfig, environment: Mappin
     elif problem is not None:
         say("broken", f"cannot listen on {gateway.host}:{gateway.port}: {problem}")
     try:
-        examples = {name: spec.examples for name, spec in config.task_types.items()}
-        embedder = make_embedder(gateway.embedder, config.router.context.n_components, examples)
+        embedder = embedder_of(config, gateway, environment)
+        for text in reading_notices(config, gateway, embedder):
+            say("warning", text)
         if embedder is not None:
+            _try_embedder(embedder, say)
             embedder.close()
     except ConfigError as error:
         say("broken", error.message)
@@ -399,6 +404,15 @@ async def _look_at_verifiers(config: Config, ticker: Ticker) -> list[Finding]:
         else:
             say("ok", f"verifier {kind} judges its known pass and its known fail rightly", subject)
     return findings
+
+
+def _try_embedder(embedder: Embedder, say: Callable[[Level, str], None]) -> None:
+    """Read one text, as the first request will be."""
+    done = threading.Event()
+    embedder.submit("Is anybody there?", lambda reading: done.set())
+    problem = getattr(embedder, "problem", None) if done.wait(EMBEDDING_MAX_S) else "no answer"
+    if problem is not None:
+        say("warning", f"the embedder gives nothing, so programs have no components and no told task type: {problem}")
 
 
 def _listen_problem(host: str, port: int) -> OSError | None:

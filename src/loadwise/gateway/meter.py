@@ -166,6 +166,12 @@ def _program_families(router: Router, turns: "Turns") -> Iterator[Metric]:
     ):
         prefixes.add_metric([result], n)
     yield prefixes
+    types = CounterMetricFamily(
+        "loadwise_task_types", "First requests, by where their task type is from", labels=["origin"]
+    )
+    for origin, n in turns.n_types_by_origin.items():
+        types.add_metric([origin], n)
+    yield types
 
 
 def _backend_families(router: Router, now_s: float) -> Iterator[Metric]:

@@ -118,7 +118,14 @@ async def start(
         tenants = Tenants(opened.secret, keys)
         archive = WatchedArchive(opened.archive, say)
         turns = Turns(
-            host, links, archive, Meter(), tenants, embedder=embedder, answer_max_bytes=gateway.answer_max_bytes
+            host,
+            links,
+            archive,
+            Meter(),
+            tenants,
+            embedder=embedder,
+            answer_max_bytes=gateway.answer_max_bytes,
+            task_type=gateway.task_selector.task_type,
         )
         probes = await _start_probes(host, links, gateway, closers, say)
         when_durable = _when_durable(host, opened.writer, closers)
