@@ -24,6 +24,7 @@ SUMMARY_BY_COMMAND = {
     "simulate": "run a scenario file in virtual time",
     "journal": "story, replay, verify or cat of a journal",
     "why": "say why a program ran where it ran",
+    "pack": "build an experience pack from measured outcomes, or show one",
     "lab": "experiments: replay of measured outcomes",
 }
 

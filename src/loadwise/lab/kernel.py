@@ -123,6 +123,7 @@ def land(
     learned: Any,
     gram: int,
     ridge: float,
+    known: Array,
 ) -> None:
     """The verdict of one decision reaches its model: learn, or undo where it is lost."""
     trial_draw, credited = decisions[1], decisions[2]
@@ -135,6 +136,7 @@ def land(
         n = n_trials[task, model]
         trial = min(int(trial_draw[step] * n), n - 1)
         reward = credited[step] * trial_success[task, model, trial] - cost_weight * trial_cost[task, model, trial]
+        reward -= known[task, model]
         enter(JUDGED, 1, inverses, counts, ages, u, contexts, task, ridge)
         for a in range(ends[task], ends[task + 1]):
             credits[features[a]] += reward * values[a]
@@ -152,6 +154,7 @@ def choose(
     penalties: Array,
     sizes: Any,
     numbers: Any,
+    known: Array,
 ) -> int:
     """The model with the highest score, ties to the cheaper; or by the floor any."""
     ends, features, values = contexts
@@ -166,7 +169,8 @@ def choose(
         spread = quadratic(inverses[k, JUDGED if gram == 2 else TRIED], features, values, begin, end)
         spread = np.sqrt(spread) if spread > 0.0 else 0.0
         noise = normals[step, name_rank[k]] if is_thompson else 1.0
-        scores[k] = dot(theta[k], features, values, begin, end) + alpha * spread * noise - penalties[k]
+        mean = known[task, k] + dot(theta[k], features, values, begin, end)
+        scores[k] = mean + alpha * spread * noise - penalties[k]
     return pick(scores, tie_ratio, price_rank)
 
 
@@ -219,8 +223,9 @@ def replay_weights(
     sizes: Any,
     numbers: Any,
     pacing: Any,
+    known: Array,
 ) -> None:
-    """Fill `chosen` (W, T)."""
+    """Fill `chosen` (W, T); `known` (n, K) are means that a prior gives, zero without one."""
     ratios, step_of_price = pacing
     n_spent = np.zeros((sizes[1], outcomes[2].shape[1]), dtype=np.int64)
     penalties = np.zeros(outcomes[2].shape[1])
@@ -245,13 +250,13 @@ def replay_weights(
                 landed += 1
                 c, k = learner[s], chosen[w, s]
                 learned = (inverses[c, k], counts[c, k], ages[c, k], credits[c, k], theta[c, k], u)
-                land(s, task[s], k, cost_weights[w], decisions, lost, contexts, outcomes, learned, gram, ridge)
+                land(s, task[s], k, cost_weights[w], decisions, lost, contexts, outcomes, learned, gram, ridge, known)
                 if lost[s]:
                     n_spent[c, k] -= 1
             c = learner[t]
             if step_of_price > 0.0:
                 charge(penalties, n_spent[c], chance[4], ratios, step_of_price)
-            k = choose(t, task[t], contexts, chance, inverses[c], theta[c], scores, penalties, sizes, numbers)
+            k = choose(t, task[t], contexts, chance, inverses[c], theta[c], scores, penalties, sizes, numbers, known)
             chosen[w, t] = k
             n_spent[c, k] += 1
             enter(TRIED, 1, inverses[c, k], counts[c, k], ages[c, k], u, contexts, task[t], ridge)

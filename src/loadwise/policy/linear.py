@@ -16,6 +16,7 @@ from loadwise.kernel.streams import Generator
 from .base import Candidate, Choice, Context, Feedback, Vector
 from .context import N_FEATURES_MAX
 from .picking import best_index, by_name, certain, explored, explored_propensities
+from .prior import N_ADDED, Primed, Prior
 from .ridge import DisjointRidge, GramMode
 from .state import dump_state, load_state
 from .stateless import reported
@@ -38,6 +39,14 @@ class LinearOptions(Fact, frozen=True, kw_only=True):
     """Length of a context; the first one sets it where absent."""
     context_version: str = ""
     """The version of the contexts learned on; a dump of another version does not load."""
+    component_ridge: float | None = None
+    """λ of the components of the text, where they are to be believed later than kinds of tasks; None: as `ridge`."""
+    n_components: int = 0
+    """How many of the last features are components of the text."""
+    prior: Prior | None = None
+    """What is known before the first verdict, out of an experience pack."""
+    prior_strength: float = 1.0
+    """Multiplies the prior's pseudo-counts."""
 
     def __post_init__(self) -> None:
         if not 1e-9 <= self.ridge <= 1e9:
@@ -48,6 +57,28 @@ class LinearOptions(Fact, frozen=True, kw_only=True):
             raise ConfigError(f"n_features is {self.n_features!r}; it must be in [1, {N_FEATURES_MAX}]")
         if self.gram not in ("gram_all", "gram_all_mean", "landed"):
             raise ConfigError(f"gram is {self.gram!r}; it must be 'gram_all', 'gram_all_mean' or 'landed'")
+        if self.component_ridge is not None and not 1e-9 <= self.component_ridge <= 1e9:
+            raise ConfigError(f"component_ridge is {self.component_ridge!r}; it must be in [1e-9, 1e9]")
+        if not 0 <= self.n_components <= N_FEATURES_MAX:
+            raise ConfigError(f"n_components is {self.n_components!r}; it must be in [0, {N_FEATURES_MAX}]")
+        if not 1e-3 <= self.prior_strength <= 1e3:
+            raise ConfigError(f"prior_strength is {self.prior_strength!r}; it must be in [0.001, 1000]")
+        if self.prior is not None:
+            if self.n_features is not None and self.prior.n_features != self.n_features:
+                raise ConfigError(
+                    f"the prior is for contexts of {self.prior.n_features} features; these have {self.n_features}"
+                )
+            if self.prior.n_features + N_ADDED > N_FEATURES_MAX:
+                raise ConfigError(
+                    f"a prior for {self.prior.n_features} features; the limit is {N_FEATURES_MAX - N_ADDED}"
+                )
+
+    @property
+    def component_scale(self) -> float:
+        """What components are multiplied with, so that one ridge serves all: a prior has pseudo-counts instead."""
+        if self.component_ridge is None or self.prior is not None:
+            return 1.0
+        return math.sqrt(self.ridge / self.component_ridge)
 
 
 class LinUCBOptions(LinearOptions, frozen=True, kw_only=True):
@@ -87,20 +118,49 @@ class _Linear:
 
     def __init__(self, options: LinearOptions) -> None:
         self._options = options
-        self.ridge = DisjointRidge(n_features=options.n_features, ridge=options.ridge, gram=options.gram)
-        """What was learned, for those who explain it."""
+        prior = options.prior
+        self._n_components = options.n_components
+        self._component_scale = options.component_scale if options.n_components else 1.0
+        self._primed = None if prior is None else Primed(prior, options.prior_strength)
+        n_features = options.n_features if self._primed is None else self._primed.n_features
+        self.ridge = DisjointRidge(n_features=n_features, ridge=options.ridge, gram=options.gram)
+        """What was learned, for those who explain it; with a prior, in its variables and beyond its mean."""
+
+    def _estimate(self, x: Vector, names: list[str]) -> tuple[list[float], list[float]]:
+        """Mean and spread of each candidate."""
+        if self._primed is None:
+            return self.ridge.estimate(self._place(x), names)
+        z, known = self._primed.seen(x, names)
+        learned, spreads = self.ridge.estimate(z, names)
+        return [mean + more for mean, more in zip(known, learned, strict=True)], spreads
+
+    def _place(self, x: Vector) -> Vector:
+        """The context in the learner's variables."""
+        if self._primed is not None:
+            return self._primed.scaled(self._primed.expanded(x))
+        if self._component_scale == 1.0:
+            return x
+        vector = np.array(x, dtype=np.float64)
+        if vector.ndim == 1 and len(vector) > self._n_components:  # another shape is for the learner to refuse
+            vector[len(vector) - self._n_components :] *= self._component_scale
+        return vector
 
     def observe(self, decision_id: int, candidate: str, x: Vector) -> None:
         """The decision enters V."""
-        self.ridge.observe(candidate, x)
+        self.ridge.observe(candidate, self._place(x))
 
     def learn(self, feedback: Feedback) -> None:
         """The verdict enters L, b and θ."""
-        self.ridge.learn(feedback.candidate, feedback.x, feedback.reward)
+        if self._primed is None:
+            self.ridge.learn(feedback.candidate, self._place(feedback.x), feedback.reward)
+            return
+        expanded = self._primed.expanded(feedback.x)
+        beyond = feedback.reward - self._primed.mean(expanded, feedback.candidate)
+        self.ridge.learn(feedback.candidate, self._primed.scaled(expanded), beyond)
 
     def undo(self, decision_id: int, candidate: str, x: Vector) -> None:
         """The decision leaves V."""
-        self.ridge.undo(candidate, x)
+        self.ridge.undo(candidate, self._place(x))
 
     def dump(self) -> bytes:
         """Sums, caches and counts."""
@@ -123,7 +183,15 @@ class _Linear:
     def _configuration(self) -> Mapping[str, Any]:
         # The number of features is compared on its own: where it is not configured, the first context has set it.
         options = self._options
-        return {field: getattr(options, field) for field in options.__struct_fields__ if field != "n_features"}
+        told = {field: getattr(options, field) for field in options.__struct_fields__ if field != "n_features"}
+        # A learner that uses none of these is what it was before there were any.
+        if options.component_ridge is None:
+            del told["component_ridge"], told["n_components"]
+        if options.prior is None:
+            del told["prior"], told["prior_strength"]
+        else:
+            told["prior"] = options.prior.digest
+        return told
 
 
 class LinUCB(_Linear):
@@ -167,7 +235,7 @@ class LinUCB(_Linear):
 
     def choose(self, context: Context, candidates: Sequence[Candidate], rng: Generator) -> Choice:
         """The highest index, or by ε any."""
-        means, spreads = self.ridge.estimate(context.x, [candidate.name for candidate in candidates])
+        means, spreads = self._estimate(context.x, [candidate.name for candidate in candidates])
         widths = [self._alpha * spread for spread in spreads]
         scores = [mean + width for mean, width in zip(means, widths, strict=True)]
         argmax = best_index(scores, candidates)
@@ -234,7 +302,7 @@ class LinTS(_Linear):
     def choose(self, context: Context, candidates: Sequence[Candidate], rng: Generator) -> Choice:
         """The highest sampled value, or by ε any."""
         order = by_name(candidates)
-        means, spreads = self.ridge.estimate(context.x, [candidate.name for candidate in candidates])
+        means, spreads = self._estimate(context.x, [candidate.name for candidate in candidates])
         widths = [self._scale * spread for spread in spreads]
         normals: list[float] = rng.standard_normal(len(order)).tolist()
         scores = list(means)

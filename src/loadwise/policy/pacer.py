@@ -87,7 +87,7 @@ class Pacer(LinUCB):
 
     def choose(self, context: Context, candidates: Sequence[Candidate], rng: Generator) -> Choice:
         """The highest index after its price, or by ε any."""
-        means, spreads = self.ridge.estimate(context.x, [candidate.name for candidate in candidates])
+        means, spreads = self._estimate(context.x, [candidate.name for candidate in candidates])
         price = self.multiplier / self._budget if self._budget > 0.0 else 0.0
         widths = [self._alpha * spread for spread in spreads]
         scores = [

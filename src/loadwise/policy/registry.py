@@ -127,6 +127,8 @@ def make_policy(spec: PolicySpec, context: ContextSpec | None = None, resolve: R
                 options.setdefault("n_labels", context.n_features - context.n_components)
             else:
                 options.setdefault("n_features", context.n_features)
+            if "n_components" in entry.options.__struct_fields__:
+                options.setdefault("n_components", context.n_components)
             options.setdefault("context_version", context.version)
         checked = _options(spec.name, entry.options, options)
         policy = entry.factory() if entry.options is NoOptions else entry.factory(checked)
