@@ -28,7 +28,7 @@ from loadwise.policy.linear import LinearOptions, LinTS, LinTSOptions, LinUCB, L
 from loadwise.policy.nearest import Nearest, NearestOptions
 from loadwise.policy.pacer import Pacer, PacerOptions
 from loadwise.policy.picking import TIE_RATIO
-from loadwise.policy.prior import N_ADDED
+from loadwise.policy.prior import N_ADDED, SURPRISE
 from loadwise.policy.tally import LABELS_MAX
 
 from .feedback import Episode
@@ -137,13 +137,15 @@ class _Linear(_Compiled):
         if options.n_components:
             x = x.copy()
             x[:, -options.n_components :] *= options.component_scale
-        self._seen = [(tuple(make_sparse(x)), blank)]
-        """Contexts and prior means: of all cost weights, or with a prior of each."""
+        self._seen = [(tuple(make_sparse(x)), blank, (0.0, -1.0, SURPRISE))]
+        """Contexts, prior means and their doubts: of all cost weights, or with a prior of each."""
         if options.prior is not None:
             assert world.prior is not None
             priors = [world.prior.at(1.0, weight / world.stream.scale_usd) for weight in cost_weights]
             told = [on_tasks(prior, options.prior_strength, x, world.stream.models) for prior in priors]
-            self._seen = [(tuple(make_sparse(z)), means) for z, means in told]
+            doubts = [(prior.noise, prior.doubt / options.prior_strength, SURPRISE) for prior in priors]
+            rows = zip(told, doubts, strict=True)
+            self._seen = [(tuple(make_sparse(z)), means, doubt) for (z, means), doubt in rows]
         self._n_features = world.contexts.spec.n_features + (0 if options.prior is None else N_ADDED)
         self._pacing = (np.zeros(self._n_models), 0.0)
         if isinstance(options, PacerOptions) and options.budget_usd > 0.0:
@@ -154,7 +156,7 @@ class _Linear(_Compiled):
         chosen = self._blank(episode)
         normals, draws = self._chance(len(episode.task), order, is_thompson=self._is_thompson)
         n = len(self._weights) // len(self._seen)
-        for place, (contexts, known) in enumerate(self._seen):
+        for place, (contexts, known, doubts) in enumerate(self._seen):
             part = slice(place * n, (place + 1) * n)
             _linear_kernel()(
                 chosen[part],
@@ -167,6 +169,7 @@ class _Linear(_Compiled):
                 self._numbers,
                 self._pacing,
                 known,
+                doubts,
             )
         return chosen
 

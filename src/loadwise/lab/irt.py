@@ -129,7 +129,7 @@ def fit_costs(log_cost: Array, shrink: float = 0.5) -> Costs:
     level = np.zeros(log_cost.shape[0])
     for _ in range(30):
         level = (np.where(known, filled - effort, 0.0)).sum(axis=1) / np.maximum(n_by_row, 1)
-        effort = np.where(known, filled - level[:, None], 0.0).sum(axis=0) / (n_by_task + shrink)
+        effort = np.where(known, filled - level[:, None], 0.0).sum(axis=0) / np.maximum(n_by_task + shrink, 1e-9)
         if known.any():
             effort = np.where(n_by_task > 0, effort - effort[n_by_task > 0].mean(), 0.0)
     return Costs(np.where(n_by_row > 0, level, np.nan), effort)

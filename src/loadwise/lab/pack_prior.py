@@ -55,6 +55,8 @@ class PackPrior(NamedTuple):
         """The prior for rewards `success_weight`·success - `weight_per_usd`·dollars."""
         counts = np.array(self.base.counts)
         spread = max(SPREAD_COST * weight_per_usd * self.mean_usd, 1e-3)
+        if self.mean_usd <= 0.0:  # no price is known: the learner finds out
+            spread = 1.0
         counts[-1] = NOISE / spread**2
         counts = np.clip(counts, 1e-3, COUNT_MAX)
 
@@ -65,6 +67,8 @@ class PackPrior(NamedTuple):
             **{
                 **{field: getattr(self.base, field) for field in self.base.__struct_fields__},
                 "counts": tuple(counts.tolist()),
+                "noise": NOISE + (weight_per_usd * self.mean_usd) ** 2,
+                "doubt": SPREADS["bias"] ** 2 + SPREADS["task_type"] ** 2 + 2.0 * spread**2,
                 "means": {name: mean(self.success_means[name], self.cost_means[name]) for name in self.success_means},
                 "mean_of_others": mean(self.others_success, self.others_cost),
             }
@@ -161,7 +165,7 @@ def _means(pack: Pack, spec: ContextSpec, model: str | None, stands_for: str | N
     beyond, usd = {}, {}
     for family in pack.families:
         beyond[family], usd[family] = _expected(pack, family, stands_for)
-    middle, price = float(np.mean(list(beyond.values()))), float(np.exp(np.mean(np.log(list(usd.values())))))
+    middle, price = float(np.mean(list(beyond.values()))), _geometric(list(usd.values()))
     success[-2], cost[-1] = 1.0, price
     if spec.bias:
         success[0] = middle
@@ -171,6 +175,11 @@ def _means(pack: Pack, spec: ContextSpec, model: str | None, stands_for: str | N
             success[at] = beyond[name] - (middle if spec.bias else 0.0)
             cost[at] = (usd[name] - price) * float(np.exp(min(pack.families[name].cost_blind, 5.0)))
     return success, cost
+
+
+def _geometric(prices: Sequence[float]) -> float:
+    """Geometric mean; zero where any is zero, which is what an unknown price is."""
+    return 0.0 if min(prices) <= 0.0 else float(np.exp(np.mean(np.log(prices))))
 
 
 def _expected(pack: Pack, family: str, model: str | None) -> tuple[float, float]:

@@ -15,10 +15,11 @@ from loadwise.kernel.streams import Generator
 
 from .base import Candidate, Choice, Context, Feedback, Vector
 from .context import N_FEATURES_MAX
+from .gram import Array
 from .picking import best_index, by_name, certain, explored, explored_propensities
-from .prior import N_ADDED, Primed, Prior
+from .prior import N_ADDED, Primed, Prior, shift, tries_due
 from .ridge import DisjointRidge, GramMode
-from .state import dump_state, load_state
+from .state import LearnerState, dump_state, load_state
 from .stateless import reported
 
 
@@ -46,7 +47,7 @@ class LinearOptions(Fact, frozen=True, kw_only=True):
     prior: Prior | None = None
     """What is known before the first verdict, out of an experience pack."""
     prior_strength: float = 1.0
-    """Multiplies the prior's pseudo-counts."""
+    """Multiplies the prior's pseudo-counts, and divides its doubt."""
 
     def __post_init__(self) -> None:
         if not 1e-9 <= self.ridge <= 1e9:
@@ -120,6 +121,9 @@ class _Linear:
         self._options = options
         prior = options.prior
         self._n_components = options.n_components
+        # Of judged decisions, only with a prior: rewards beyond its mean, and z.
+        self._off_by_name: dict[str, float] = {}
+        self._seen_by_name: dict[str, Vector] = {}
         self._component_scale = options.component_scale if options.n_components else 1.0
         self._primed = None if prior is None else Primed(prior, options.prior_strength)
         n_features = options.n_features if self._primed is None else self._primed.n_features
@@ -132,7 +136,30 @@ class _Linear:
             return self.ridge.estimate(self._place(x), names)
         z, known = self._primed.seen(x, names)
         learned, spreads = self.ridge.estimate(z, names)
-        return [mean + more for mean, more in zip(known, learned, strict=True)], spreads
+        means = [mean + more for mean, more in zip(known, learned, strict=True)]
+        for place, name in enumerate(names):
+            moved = self._shift(name)
+            if moved != 0.0:
+                means[place] += moved * (1.0 - float(self.ridge.solved(name, self._seen_by_name[name]).dot(z)))
+        return means, spreads
+
+    def _shift(self, name: str) -> float:
+        """How far evidence has moved the prior mean of a candidate."""
+        prior, seen = self._options.prior, self._seen_by_name.get(name)
+        if prior is None or seen is None:
+            return 0.0
+        doubt = prior.doubt / self._options.prior_strength
+        return shift(self._off_by_name[name], self.ridge.counts(name)[1], prior.noise, doubt)
+
+    def _overdue(self, candidates: Sequence[Candidate]) -> int | None:
+        """With a prior: the candidate tried least, where that is less than is due."""
+        if self._primed is None or len(candidates) == 1:
+            return None
+        tried = [self.ridge.counts(candidate.name)[0] for candidate in candidates]
+        least = min(tried)
+        if least >= tries_due(sum(tried), len(candidates)):
+            return None
+        return best_index([float(n == least) for n in tried], candidates)
 
     def _place(self, x: Vector) -> Vector:
         """The context in the learner's variables."""
@@ -156,7 +183,10 @@ class _Linear:
             return
         expanded = self._primed.expanded(feedback.x)
         beyond = feedback.reward - self._primed.mean(expanded, feedback.candidate)
-        self.ridge.learn(feedback.candidate, self._primed.scaled(expanded), beyond)
+        z = self._primed.scaled(expanded)
+        self.ridge.learn(feedback.candidate, z, beyond)
+        self._off_by_name[feedback.candidate] = self._off_by_name.get(feedback.candidate, 0.0) + beyond
+        self._seen_by_name[feedback.candidate] = self._seen_by_name.get(feedback.candidate, 0.0) + z
 
     def undo(self, decision_id: int, candidate: str, x: Vector) -> None:
         """The decision leaves V."""
@@ -169,7 +199,7 @@ class _Linear:
             self._configuration(),
             names=self.ridge.names,
             counts=self.ridge.tallies(),
-            arrays=self.ridge.arrays(),
+            arrays=self._arrays(),
         )
 
     def load(self, state: bytes) -> None:
@@ -178,7 +208,28 @@ class _Linear:
         Raises:
             SchemaMismatch: it is of another policy, configuration, context version or number of features.
         """
-        self.ridge.restore(load_state(state, self.name, self._configuration()))
+        self._restore(load_state(state, self.name, self._configuration()))
+
+    def _arrays(self) -> dict[str, Array]:
+        """Everything with a fraction, by name, for a dump."""
+        arrays = self.ridge.arrays()
+        if self._primed is not None:
+            names, blank = self.ridge.names, np.zeros(self._primed.n_features)
+            arrays["off"] = np.array([self._off_by_name.get(name, 0.0) for name in names], dtype=np.float64)
+            seen = [self._seen_by_name.get(name, blank) for name in names]
+            arrays["seen"] = np.array(seen, dtype=np.float64).reshape(len(names), self._primed.n_features)
+        return arrays
+
+    def _restore(self, state: LearnerState) -> None:
+        if self._primed is None:
+            self.ridge.restore(state)
+            return
+        off = state.array("off", (len(state.names),))
+        seen = state.array("seen", (len(state.names), self._primed.n_features))
+        self.ridge.restore(state)
+        judged = [place for place, name in enumerate(state.names) if self.ridge.counts(name)[1]]
+        self._off_by_name = {state.names[place]: float(off[place]) for place in judged}
+        self._seen_by_name = {state.names[place]: seen[place] for place in judged}
 
     def _configuration(self) -> Mapping[str, Any]:
         # The number of features is compared on its own: where it is not configured, the first context has set it.
@@ -239,6 +290,8 @@ class LinUCB(_Linear):
         widths = [self._alpha * spread for spread in spreads]
         scores = [mean + width for mean, width in zip(means, widths, strict=True)]
         argmax = best_index(scores, candidates)
+        overdue = self._overdue(candidates)
+        argmax = argmax if overdue is None else overdue
         return Choice(
             chosen=explored(argmax, candidates, self._floor, rng),
             scores=tuple(scores),
