@@ -194,7 +194,7 @@ def shift(total: float, n: float, doubts: Any) -> float:
         return 0.0
     off = total / n
     expected = surprise * (noise / n + doubt)
-    return off - expected / off if off * off > expected else 0.0
+    return off if off * off > expected else 0.0
 
 
 def cross(inverse: Array, beyond: Array, features: Array, values: Array, begin: int, end: int) -> float:

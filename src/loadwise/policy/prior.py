@@ -13,12 +13,12 @@ are pseudo-counts: a coefficient of x_j leaves the pack's word as soon as about 
 linear in [x | h | g], which z spans: whatever the pack says, evidence overrules it in the end, exactly as it would
 overrule a mean of zero. Two rules make that quick where a pack is badly wrong:
 
-- A candidate's mean is moved by what its rewards are off it, as far as that is more than the pack's own doubt and luck
-  explain (`shift`, a positive-part James-Stein estimate). Two or three verdicts suffice against a gross error.
+- Where a candidate's rewards are further off its mean than the pack's own doubt and luck explain (two standard errors),
+  the mean moves to them (`shift`, a hard threshold). Two or three verdicts suffice against a gross error.
 - A candidate that the pack speaks ill of is tried all the same, `tries_due` times: about log2 of the decisions.
 
-References: W. James and C. Stein, Berkeley Symposium 1961; A. Baranchik's positive part, 1964; the tries are those that
-T. Lai and H. Robbins, Advances in Applied Mathematics 6, 1985, show no consistent rule to do without.
+References: D. Donoho and I. Johnstone, Biometrika 81, 1994 (hard threshold); the tries are those that T. Lai and
+H. Robbins, Advances in Applied Mathematics 6, 1985, show no consistent rule to do without.
 """
 
 import hashlib
@@ -173,14 +173,14 @@ class Primed:
 def shift(total: float, n: int, noise: float, doubt: float) -> float:
     """How far the mean of a candidate moves, whose `n` rewards were `total` off the pack's word.
 
-    >>> shift(0.6, 2, 0.2, 0.04), round(shift(2.6, 2, 0.2, 0.04), 2)
-    (0.0, 0.87)
+    >>> shift(0.6, 2, 0.2, 0.04), shift(2.6, 2, 0.2, 0.04)
+    (0.0, 1.3)
     """
     if n == 0:
         return 0.0
     off = total / n
     expected = SURPRISE * (noise / n + doubt)
-    return off - expected / off if off * off > expected else 0.0
+    return off if off * off > expected else 0.0
 
 
 def tries_due(n_decisions: int, n_candidates: int) -> float:
