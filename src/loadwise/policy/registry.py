@@ -21,6 +21,7 @@ from loadwise.kernel.fact import Fact
 from .balance import LeastLoaded, PowerOfTwo
 from .base import Policy
 from .context import ContextSpec
+from .drift import Drift, DriftOptions
 from .fixed import Fixed, FixedOptions, Mixing, MixingOptions, Random, RoundRobin
 from .greedy import EpsilonGreedy, EpsilonGreedyOptions
 from .labelled import ACRouter, ACRouterOptions, Table, TableOptions
@@ -58,6 +59,7 @@ class Entry(NamedTuple):
 
 _ENTRIES: dict[str, Entry] = {
     "acrouter": Entry(ACRouter, ACRouterOptions),
+    "drift": Entry(Drift, DriftOptions),
     "epsilon_greedy": Entry(EpsilonGreedy, EpsilonGreedyOptions),
     "fixed": Entry(Fixed, FixedOptions),
     "knn": Entry(Nearest, NearestOptions),
