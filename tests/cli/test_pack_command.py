@@ -96,8 +96,9 @@ def test_a_gateway_begins_with_what_the_pack_says(tmp_path: Path) -> None:
     config, embedder = _embedder_of(config, gateway_config(config))
     assert embedder is not None
     context = config.router.context
-    components = embedder.components_now("Fix the parser")
-    assert components is not None
+    reading = embedder.read_now("Fix the parser")
+    assert reading is not None
+    components = reading.components
     assert len(components) == context.n_components == 19
     assert context.embedder == embedder.version
     policy = make_policy(config.router.policy, context)

@@ -247,7 +247,7 @@ def test_a_pack_for_another_embedder_is_refused(folder: Path, pack: Pack, tmp_pa
     )
     path = tmp_path / "x.json"
     for embedder, said in (
-        ("minilm-int8-1", "embedder here is 'hash'"),
+        ("minilm-int8-2", "embedder here is 'hash'"),
         ("other-9", "'other-9'"),
         ("none", "no embedder"),
     ):

@@ -9,8 +9,8 @@ import pytest
 
 from loadwise.kernel.errors import ConfigError
 from loadwise.policy.reading import N_BINS, N_MARKS, Reader
-from loadwise.runner.embed import HashEmbedder
-from loadwise.runner.packed import READS_MINILM, READS_NONE, WIDTH, pack_vectors, packed_embedder
+from loadwise.runner.embed import HashEmbedder, Reading
+from loadwise.runner.packed import READS_MINILM, READS_NONE, WIDTH, Loaded, pack_vectors, packed_embedder
 
 
 def reader(width: int = 0) -> Reader:
@@ -22,30 +22,30 @@ def reader(width: int = 0) -> Reader:
 def test_words_and_marks_join_any_embedder() -> None:
     """The embedder's own components come first, unchanged."""
     text = "Sort the list"
-    both = packed_embedder("hash", 4, None, reader(), READS_NONE, "d" * 64).components_now(text)
-    alone = packed_embedder("none", 0, None, reader(), READS_NONE, "d" * 64).components_now(text)
-    assert both == (*HashEmbedder(4).components_now(text), *reader().told(text))
+    both = packed_embedder("hash", 4, None, Loaded(reader(), READS_NONE, "d")).read_now(text).components
+    alone = packed_embedder("none", 0, None, Loaded(reader(), READS_NONE, "d")).read_now(text).components
+    assert both == (*HashEmbedder(4).components_of(text), *reader().told(text))
     assert alone == reader().told(text)
 
 
 def test_a_blank_text_has_no_embedding() -> None:
     """Nor has it with a pack; and a pack without texts adds nothing."""
-    assert packed_embedder("hash", 4, None, reader(), READS_NONE, "d").components_now(" ") == ()
-    assert packed_embedder("none", 4, None, None, READS_NONE, "d").components_now("Sort") == ()
+    assert packed_embedder("hash", 4, None, Loaded(reader(), READS_NONE, "d")).read_now(" ") == Reading()
+    assert packed_embedder("none", 4, None, Loaded(None, READS_NONE, "d")).read_now("Sort") == Reading()
 
 
 def test_submitting_gives_the_same() -> None:
     """Whichever way it is asked."""
-    embedder = packed_embedder("hash", 4, None, reader(), READS_NONE, "d")
-    heard: list[tuple[float, ...]] = []
+    embedder = packed_embedder("hash", 4, None, Loaded(reader(), READS_NONE, "d"))
+    heard: list[Reading] = []
     embedder.submit("Sort the list", heard.append)
     embedder.close()
-    assert heard == [embedder.components_now("Sort the list")]
+    assert heard == [embedder.read_now("Sort the list")]
 
 
 def test_the_version_names_embedder_and_pack() -> None:
     """Another pack is another context."""
-    versions = {packed_embedder(kind, 4, None, reader(), READS_NONE, digest).version
+    versions = {packed_embedder(kind, 4, None, Loaded(reader(), READS_NONE, digest)).version
                 for kind in ("hash", "none") for digest in ("a" * 64, "b" * 64)}  # fmt: skip
     assert len(versions) == 4
 
@@ -62,7 +62,7 @@ def test_the_version_names_embedder_and_pack() -> None:
 def test_a_pack_for_other_vectors_is_refused(kind: str, width: int, reads: str, said: str) -> None:
     """Each says what it reads and what there is."""
     with pytest.raises(ConfigError, match=said):
-        packed_embedder(kind, 4, None, reader(width), reads, "d")
+        packed_embedder(kind, 4, None, Loaded(reader(width), reads, "d"))
 
 
 def test_minilm_vectors_serve_both() -> None:
@@ -76,12 +76,12 @@ def test_minilm_vectors_serve_both() -> None:
     assert vectors is not None
     assert version == READS_MINILM
     text = "Sort the list"
-    embedder = packed_embedder("minilm", 4, None, reader(WIDTH), READS_MINILM, "d")
-    heard: list[tuple[float, ...]] = []
+    embedder = packed_embedder("minilm", 4, None, Loaded(reader(WIDTH), READS_MINILM, "d"))
+    heard: list[Reading] = []
     done = Event()
     embedder.submit(text, lambda found: (heard.append(found), done.set()))
     assert done.wait(30.0)
     embedder.close()
-    assert len(heard[0]) == 7
-    assert heard[0][4:] == pytest.approx(reader(WIDTH).told(text, vectors([text])[0]), abs=1e-4)
-    assert embedder.components_now(text) == heard[0]
+    assert len(heard[0].components) == 7
+    assert heard[0].components[4:] == pytest.approx(reader(WIDTH).told(text, vectors([text])[0]), abs=1e-4)
+    assert embedder.read_now(text) == heard[0]

@@ -4,7 +4,6 @@ import argparse
 import gc
 import json
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 # A learner's matrices are small: BLAS threads would only contend with the loop. Must be said before numpy is loaded.
@@ -57,11 +56,10 @@ def _embedder_of(config: "Config", gateway: "GatewayConfig") -> "tuple[Config, E
     if gateway.pack is not None:
         from loadwise.lab.pack_serve import with_pack
 
-        return with_pack(config, gateway.embedder, Path(gateway.pack), gateway.siblings)
-    from loadwise.runner.embed import make_embedder
+        return with_pack(config, gateway)
+    from loadwise.gateway.reading import embedder_of
 
-    examples = {name: spec.examples for name, spec in config.task_types.items()}
-    return config, make_embedder(gateway.embedder, config.router.context.n_components, examples)
+    return config, embedder_of(config, gateway)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -73,10 +71,13 @@ def run(arguments: argparse.Namespace) -> int:
 
     import uvloop
 
+    from loadwise.gateway.reading import reading_notices
     from loadwise.gateway.serve import gateway_config, start
 
     gateway = gateway_config(config)
     config, embedder = _embedder_of(config, gateway)
+    for notice in reading_notices(config, gateway, embedder):
+        say(notice)
 
     async def serve() -> None:
         running = await start(config, gateway, embedder=embedder, say=say)

@@ -17,6 +17,7 @@ from loadwise.kernel.errors import ConfigError
 from loadwise.kernel.fact import Fact
 from loadwise.policy.reading import N_BINS, N_MARKS, Reader
 from loadwise.policy.reading import VERSION as READING
+from loadwise.runner.packed import Loaded
 
 FORMAT = "loadwise-pack"
 VERSION = 1
@@ -98,6 +99,11 @@ class Pack(Fact, frozen=True, kw_only=True):
         if text is None:
             return None
         return Reader(np.array(text.success), text.success_bias, np.array(text.cost), text.cost_bias)
+
+    @property
+    def loaded(self) -> Loaded:
+        """What an embedder needs of it."""
+        return Loaded(self.reader, self.embedder, self.digest)
 
     @property
     def digest(self) -> str:

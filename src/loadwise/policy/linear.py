@@ -188,6 +188,10 @@ class _Linear:
         self._off_by_name[feedback.candidate] = self._off_by_name.get(feedback.candidate, 0.0) + beyond
         self._seen_by_name[feedback.candidate] = self._seen_by_name.get(feedback.candidate, 0.0) + z
 
+    def unlearn(self, feedback: Feedback) -> None:
+        """The verdict leaves L, b and θ."""
+        self.ridge.unlearn(feedback.candidate, feedback.x, feedback.reward)
+
     def undo(self, decision_id: int, candidate: str, x: Vector) -> None:
         """The decision leaves V."""
         self.ridge.undo(candidate, self._place(x))

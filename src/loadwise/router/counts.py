@@ -25,4 +25,6 @@ class Counts(msgspec.Struct, kw_only=True):
     """Calls of a user's policy class that raised, or answered nonsense."""
     verdicts_stale: int = 0
     verdicts_late: int = 0
+    verdicts_corrected: int = 0
+    """Verdicts that took the place of another, credited or not."""
     verdicts_abstained: int = 0

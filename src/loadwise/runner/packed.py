@@ -6,23 +6,36 @@ Where the pack reads marks and words alone, this takes tens of microseconds besi
 embedding too, the same vector serves both.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from loadwise.kernel.errors import ConfigError
-from loadwise.policy.reading import Reader
+from loadwise.policy.reading import Reader as TextReader
+from loadwise.verify.task_types import SelectionSpec
 
-from .embed import Components, Embedder, clip, make_embedder
+from .embed import UNREAD, Embedder, EmbedderSpec, Reading, clip, make_embedder
 from .minilm import WIDTH, MiniLMEmbedder, Model
+from .reader import Matrix, _Prepared
 
 N_TOLD = 3
 """Components that a pack adds: whether the text was read, its logit of success, its log cost."""
 READS_NONE = "none"
-READS_MINILM = "minilm-int8-1"
+READS_MINILM = "minilm-int8-2"
 """The vectors that a pack may read besides marks and words."""
+
+
+class Loaded(NamedTuple):
+    """What a pack reads texts with."""
+
+    reader: TextReader | None
+    """None where it reads none: its components stay zero."""
+    reads: str
+    """The embedder whose vectors it reads, or `none`."""
+    digest: str
 
 
 def pack_vectors(kind: str) -> tuple[Callable[[Sequence[str]], NDArray[np.float64]] | None, str]:
@@ -34,7 +47,7 @@ def pack_vectors(kind: str) -> tuple[Callable[[Sequence[str]], NDArray[np.float6
     if kind in ("none", "hash"):
         return None, READS_NONE
     if kind != "minilm":
-        raise ConfigError(f"embedder {kind!r} is unknown; known: none, hash, minilm")
+        raise ConfigError(f"embedder {kind!r} is unknown here; a pack reads none, hash or minilm")
     model = Model()
 
     def vectors(texts: Sequence[str]) -> NDArray[np.float64]:
@@ -45,60 +58,59 @@ def pack_vectors(kind: str) -> tuple[Callable[[Sequence[str]], NDArray[np.float6
 
 
 def packed_embedder(
-    kind: str,
+    spec: str | EmbedderSpec,
     n_components: int,
     examples: Mapping[str, Sequence[str]] | None,
-    reader: Reader | None,
-    reads: str,
-    digest: str,
+    loaded: Loaded,
+    selection: SelectionSpec | None = None,
+    environment: Mapping[str, str] = os.environ,
 ) -> Embedder:
-    """The embedder `kind` with a pack.
-
-    Args:
-        reader: the pack's text model; None leaves its components zero.
-        reads: the embedder whose vectors it reads, or `none`.
-        digest: of the pack.
+    """The embedder that `make_embedder` makes, with a pack.
 
     Raises:
         ConfigError: the pack reads vectors of another embedder, or as `make_embedder`.
     """
-    if reader is None or reads == READS_NONE:
+    reader, kind = loaded.reader, spec.kind if isinstance(spec, EmbedderSpec) else spec
+    if reader is None or loaded.reads == READS_NONE:
         if reader is not None and reader.width:
             raise ConfigError(f"the pack's text model reads vectors of {reader.width} numbers of no embedder")
-        return PackedEmbedder(make_embedder(kind, n_components, examples), n_components, reader, digest)
-    if reads != READS_MINILM or reader.width != WIDTH:
+        base = make_embedder(spec, n_components, examples, selection, environment)
+        return PackedEmbedder(base, n_components if kind != "none" else 0, loaded)
+    if loaded.reads != READS_MINILM or reader.width != WIDTH:
         raise ConfigError(
-            f"the pack reads vectors of {reader.width} numbers of embedder {reads!r}; this version has {READS_MINILM!r}"
-            f" of {WIDTH}"
+            f"the pack reads vectors of {reader.width} numbers of embedder {loaded.reads!r}; this version has"
+            f" {READS_MINILM!r} of {WIDTH}"
         )
     if kind != "minilm":
         raise ConfigError(f"the pack reads vectors of embedder 'minilm'; the embedder here is {kind!r}")
-    return PackedMiniLM(n_components, examples, reader, digest)
+    return PackedMiniLM(n_components, examples, selection, reader, loaded.digest)
 
 
 class PackedEmbedder:
     """Any embedder, or none, and a pack that reads marks and words."""
 
-    def __init__(self, base: Embedder | None, n_components: int, reader: Reader | None, digest: str) -> None:
-        self._base = base
-        self._n_blank = 0 if base is None else n_components
-        self._reader = reader
-        self._digest = digest
+    def __init__(self, base: Embedder | None, n_blank: int, loaded: Loaded) -> None:
+        self._base, self._n_blank, self._loaded = base, n_blank, loaded
 
     @property
     def version(self) -> str:
         """Names both."""
-        return _version("none" if self._base is None else self._base.version, self._digest)
+        return _version("none" if self._base is None else self._base.version, self._loaded.digest)
 
-    def components_now(self, text: str) -> Components | None:
-        """The components where the embedder has them at once; the pack's word always is."""
-        found = () if self._base is None else self._base.components_now(text)
+    @property
+    def confused(self) -> list[tuple[str, int, str]]:
+        """As the embedder's own."""
+        return list(getattr(self._base, "confused", []))
+
+    def read_now(self, text: str) -> Reading | None:
+        """The reading where the embedder has it at once; the pack's word always is."""
+        found = UNREAD if self._base is None else self._base.read_now(text)
         return None if found is None else self._with_told(found, text)
 
-    def submit(self, text: str, callback: Callable[[Components], None]) -> None:
+    def submit(self, text: str, callback: Callable[[Reading], None]) -> None:
         """As the embedder's own."""
         if self._base is None:
-            callback(self._with_told((), text))
+            callback(self._with_told(UNREAD, text))
         else:
             self._base.submit(text, lambda found: callback(self._with_told(found, text)))
 
@@ -107,40 +119,34 @@ class PackedEmbedder:
         if self._base is not None:
             self._base.close()
 
-    def _with_told(self, found: Components, text: str) -> Components:
-        if self._reader is None or not text.strip():
+    def _with_told(self, found: Reading, text: str) -> Reading:
+        if self._loaded.reader is None or not text.strip():
             return found
-        return (*(found or (0.0,) * self._n_blank), *self._reader.told(text))
+        components = found.components or (0.0,) * self._n_blank
+        return found._replace(components=(*components, *self._loaded.reader.told(text)))
 
 
 class PackedMiniLM(MiniLMEmbedder):
     """MiniLM, and a pack that reads its vectors."""
 
     def __init__(
-        self, n_components: int, examples: Mapping[str, Sequence[str]] | None, reader: Reader, digest: str
+        self,
+        n_components: int,
+        examples: Mapping[str, Sequence[str]] | None,
+        selection: SelectionSpec | None,
+        reader: TextReader,
+        digest: str,
     ) -> None:
-        self._reader = reader
-        self._digest = digest
-        super().__init__(n_components, examples)
+        self._pack_reader = reader
+        super().__init__(n_components, examples, selection)
+        self.version = _version(self.version, digest)
 
-    @property
-    def version(self) -> str:
-        """Names both."""
-        return _version(super().version, self._digest)
-
-    def _embed(self, batch: list[Any]) -> None:
-        try:
-            vectors = self._model.embed([text for text, _ in batch])
-            rows = ((vectors - self._mean) @ self._rows.T).tolist()
-            told = [self._reader.told(text, vector) for (text, _), vector in zip(batch, vectors, strict=True)]
-            found: list[Components] = [(*row, *more) for row, more in zip(rows, told, strict=True)]
-        except Exception:  # This thread's outermost loop: one text that breaks the model must not stop the others.
-            self.n_failed += len(batch)
-            found = [()] * len(batch)
-        for (text, callback), components in zip(batch, found, strict=True):
-            if components:
-                self._remember(text, components)
-            self._call(callback, components)
+    def _readings(self, texts: list[str], vectors: Matrix, prepared: _Prepared) -> list[Reading]:
+        found = super()._readings(texts, vectors, prepared)
+        told = [self._pack_reader.told(text, vector) for text, vector in zip(texts, vectors, strict=True)]
+        return [
+            reading._replace(components=(*reading.components, *more)) for reading, more in zip(found, told, strict=True)
+        ]
 
 
 def _version(base: str, digest: str) -> str:
