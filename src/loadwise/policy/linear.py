@@ -190,7 +190,14 @@ class _Linear:
 
     def unlearn(self, feedback: Feedback) -> None:
         """The verdict leaves L, b and θ."""
-        self.ridge.unlearn(feedback.candidate, feedback.x, feedback.reward)
+        if self._primed is None:
+            self.ridge.unlearn(feedback.candidate, self._place(feedback.x), feedback.reward)
+            return
+        expanded = self._primed.expanded(feedback.x)
+        beyond, z = feedback.reward - self._primed.mean(expanded, feedback.candidate), self._primed.scaled(expanded)
+        self.ridge.unlearn(feedback.candidate, z, beyond)
+        self._off_by_name[feedback.candidate] -= beyond
+        self._seen_by_name[feedback.candidate] = self._seen_by_name[feedback.candidate] - z
 
     def undo(self, decision_id: int, candidate: str, x: Vector) -> None:
         """The decision leaves V."""
