@@ -68,8 +68,8 @@ class Drift:
     Age counts verdicts of anybody, so a candidate that is not tried grows uncertain and is tried again: one that
     becomes the best is found within about 1/(1-γ) verdicts, one that changes grossly within a few of its own. A model
     that was swapped behind its name is the same thing; `forget` says it outright. Pending decisions are kept one by one
-    and added up when asked, so that one that is undone leaves no rounding behind. A verdict cannot be taken back: what it
-    has faded and which alarm it has rung is not kept, so a corrected verdict changes nothing here.
+    and added up when asked, so that one that is undone leaves no rounding behind. A verdict cannot be taken back: what
+    it has faded and which alarm it has rung is not kept, so a corrected verdict changes nothing here.
 
     Reads:
         price_usd, for ties.
