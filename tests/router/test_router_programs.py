@@ -11,7 +11,7 @@ from loadwise.kernel.work import EndReason, ProgramState
 from loadwise.policy.registry import PolicySpec
 from loadwise.policy.reward import RewardSpec
 from loadwise.router import program as programs
-from loadwise.router.config import FeedbackConfig, SelectorConfig
+from loadwise.router.config import EscalationConfig, FeedbackConfig, SelectorConfig
 from loadwise.router.program import TRANSITIONS
 
 
@@ -408,6 +408,12 @@ def _verdicts():
     h.judge("censored", is_correction=True)
 
 
+def _another_attempt():
+    h = host(backend("a"), backend("b", "large"), escalation=EscalationConfig(optimism=9.0))
+    h.serve("p")
+    h.judge("p", "fail")
+
+
 def _fail_side(h):
     h.end_attempt(5, "status", status=400)
 
@@ -429,6 +435,7 @@ SCENES = [
     _fall_back,
     _wait_for_another_replica,
     _verdicts,
+    _another_attempt,
 ]
 
 

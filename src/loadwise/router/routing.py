@@ -11,7 +11,7 @@ from loadwise.policy.base import Candidate, Choice, Context, Vector
 from .admission import Admission
 from .backends import Backends
 from .config import RouterConfig
-from .credit import Credit, Pending
+from .credit import FOREIGN, Credit, Pending
 from .program import Program
 
 
@@ -98,7 +98,7 @@ class Routing:
                 x=x,
                 slot=slot,
                 choice=choice if choice.propensities is None and named is None else None,
-                learner_version=self._credit.version,
+                learner_version=FOREIGN if reason == c.ESCALATION else self._credit.version,
             )
         )
         return c.RecordDecision(
