@@ -14,6 +14,8 @@ from loadwise.lab import kernel
 from loadwise.lab.compiled import compiled_replay, make_sparse
 from loadwise.lab.features import Contexts, make_contexts
 from loadwise.lab.feedback import FeedbackSpec, make_episode
+from loadwise.lab.pack import Ability, Baseline, Pack, Provenance
+from loadwise.lab.pack_prior import make_prior
 from loadwise.lab.replay import World, replay_order
 from loadwise.lab.stream import AgentChoice, read_stream
 from loadwise.policy.context import ContextSpec
@@ -50,6 +52,7 @@ LATE: dict[str, Any] = {"concurrency": "delayed", "in_flight": 20, "loss": 0.1}
         ("linucb", {"gram": "landed"}, {"concurrency": "batch", "in_flight": 32}),
         ("linucb", {"gram": "gram_all_mean"}, LATE),
         ("linucb", {"alpha": 1.5}, {"concurrency": "slots", "in_flight": 5, "verification": "single"}),
+        ("linucb", {"component_ridge": 25.0}, LATE),
         ("lints", {}, {}),
         ("lints", {"exploration_floor": 0.0, "scale": 0.1}, LATE),
         ("pacer", {"budget_ratio": 0.3, "prices_usd": {"small": 0.01, "big": 0.1}}, LATE),
@@ -107,3 +110,42 @@ def test_only_the_policies_themselves_are_replaced(world: World) -> None:
     assert compiled_replay(world, LinUCB(), 1, [0.0]) is not None
     assert compiled_replay(world, Mine(), 1, [0.0]) is None
     assert compiled_replay(world, Random(), 1, [0.0]) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "feedback"),
+    [
+        ("linucb", {}, LATE),
+        ("lints", {"prior_strength": 0.1}, {}),
+        ("linucb", {"gram": "gram_all_mean", "component_ridge": 9.0}, LATE),
+        ("pacer", {"budget_ratio": 0.3, "prices_usd": {"small": 0.01, "big": 0.1}}, LATE),
+    ],
+)
+def test_ten_thousand_decisions_with_a_pack_are_the_policys_own(
+    world: World, name: str, options: dict[str, Any], feedback: dict[str, Any]
+) -> None:
+    """The same from a prior, which is another for each cost weight; this one takes the worse model for the better."""
+    same = {"n_tasks": 9, "success": 0.2, "success_blind": -0.1, "cost": 0.5, "cost_blind": -0.5}
+    wrong = {"small": -0.2, "big": 0.3}
+    pack = Pack(
+        format="loadwise-pack",
+        version=1,
+        licence="none",
+        provenance=Provenance(n_runs=1, n_tasks=1, models=("small", "big")),
+        embedder="none",
+        families={name: Baseline(**same) for name in ("swe", "chat")},
+        domains={"swe/d0": Baseline(**same)},
+        models={name: {"chat": Ability(n_tasks=9, success=value, cost_usd=0.02)} for name, value in wrong.items()},
+    )
+    primed = world._replace(prior=make_prior(pack, world.contexts.spec, ["small", "big"]))
+    assert primed.prior is not None
+    spec = FeedbackSpec(**feedback)
+    episode = make_episode(world.stream, spec, world.streams, 1, world.n_passes)
+    priors = [primed.prior.at(1.0, weight / world.stream.scale_usd) for weight in (3.0, 0.25)]
+    made = [PolicySpec(name=name, options={**options, "prior": prior}) for prior in priors]
+    make = partial(make_policy, made[1], world.contexts.spec)
+    replay = compiled_replay(primed, make_policy(made[0], world.contexts.spec), spec.n_learners, [3.0, 0.25])
+    assert replay is not None
+    theirs = replay_order(primed, episode, make, spec.n_learners, 0.25, 1)
+    assert (replay(episode, 1)[1] == theirs).all()
+    assert len(set(theirs.tolist())) == 2

@@ -165,7 +165,7 @@ def test_a_task_without_some_model_is_left_out(tmp_path: Path, capsys: pytest.Ca
         (["--models", "small,small"], "each may be given once"),
         (["--models", "small,"], "none may be empty"),
         (["--stream", "swe,swe"], "each may be given once"),
-        (["--policies", "linucbb"], "policy 'linucbb' is unknown; known: acrouter, epsilon_greedy"),
+        (["--policies", "linucbb"], "policy 'linucbb' is unknown; known: acrouter, drift, epsilon_greedy"),
         (["--policies", "fixed:nope"], "model 'nope' is not among small, big"),
         (["--policies", "linucb,linucb"], "each may be given once"),
         (["--policies", "fixed,fixed:small"], "'fixed:small' is asked for twice"),

@@ -75,8 +75,8 @@ def test_names_of_the_issue_are_registered() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("linuct", {}, "unknown policy 'linuct'; known are acrouter, epsilon_greedy, fixed"),
-        ("linucb", {"alfa": 1}, "'linucb' has no option 'alfa'; it has alpha, context_version, exploration_floor"),
+        ("linuct", {}, "unknown policy 'linuct'; known are acrouter, drift, epsilon_greedy"),
+        ("linucb", {"alfa": 1}, "'linucb' has no option 'alfa'; it has alpha, component_ridge, context_version"),
         ("linucb", {"alpha": "wide"}, r"'linucb': Expected `float`, got `str` - at `\$.alpha`"),
         ("linucb", {"alpha": -1}, "'linucb': alpha is -1"),
         ("linucb", {"gram": "all"}, "'linucb': Invalid enum value 'all'"),

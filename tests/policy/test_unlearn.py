@@ -33,12 +33,22 @@ def scores(policy):
     return np.array(found)
 
 
-@pytest.mark.parametrize("name", policy_names())
+PRIOR = {
+    **dict.fromkeys(("success", "success_blind", "cost", "cost_blind"), [0.1] * 4),
+    "counts": [3.0] * 6,
+    "means": {"a": [2.0, 0.0, 0.0, 0.0, 1.0, -1.0]},
+    "mean_of_others": [0.0] * 6,
+}
+PRIMED = {"with prior": ("linucb", {"prior": PRIOR}), "late": ("lints", {"component_ridge": 9.0, "n_components": 2})}
+
+
+@pytest.mark.parametrize("name", [*(name for name in policy_names() if name != "drift"), *PRIMED])
 @settings(deadline=None, max_examples=15)
 @given(wrong=st.dictionaries(st.integers(0, 29), st.sampled_from([-0.5, 0.0, 1.0]), max_size=8), data=st.data())
 def test_wrong_verdicts_taken_back_and_given_anew_are_as_if_they_had_been_right(name, wrong, data):
     """learn(wrong), unlearn(wrong), learn(right) in any order equals learn(right)."""
-    plain, detoured = (make_policy(PolicySpec(name=name, options=REQUIRED.get(name, {}))) for _ in range(2))
+    kind, options = PRIMED.get(name, (name, REQUIRED.get(name, {})))
+    plain, detoured = (make_policy(PolicySpec(name=kind, options=options)) for _ in range(2))
     for n in range(30):
         for policy in (plain, detoured):
             policy.observe(n, POOL[n % 3].name, context(n))
@@ -74,3 +84,8 @@ class Forgetless:
 def test_a_users_policy_that_cannot_unlearn_says_so():
     """Its first credit stands."""
     assert unlearner(Guarded(Forgetless(), lambda text, is_counted: None)) is None
+
+
+def test_evidence_that_fades_cannot_be_taken_back():
+    """`drift` says so, and a corrected verdict is then left aside."""
+    assert unlearner(make_policy(PolicySpec(name="drift"))) is None

@@ -261,11 +261,20 @@ def test_users_seconds_per_point_wins_over_a_presets_price(preset):
 @pytest.mark.parametrize(
     ("router", "options"),
     [
-        ({"policy": "linucb"}, {"alpha": 0.6, "exploration_floor": 0.02}),
-        ({"exploration": 0.3}, {"alpha": 0.3, "exploration_floor": 0.02}),
-        ({"policy": {"name": "linucb", "alpha": 0.3}}, {"alpha": 0.3, "exploration_floor": 0.02}),
-        ({"policy": {"name": "linucb", "options": {"alpha": 0.3}}}, {"alpha": 0.3, "exploration_floor": 0.02}),
-        ({"policy": "linucb", "exploration_floor": 0}, {"alpha": 0.6, "exploration_floor": 0}),
+        ({"policy": "linucb"}, {"alpha": 0.6, "component_ridge": 25.0, "exploration_floor": 0.02}),
+        ({"exploration": 0.3}, {"alpha": 0.3, "component_ridge": 25.0, "exploration_floor": 0.02}),
+        (
+            {"policy": {"name": "linucb", "alpha": 0.3}},
+            {"alpha": 0.3, "component_ridge": 25.0, "exploration_floor": 0.02},
+        ),
+        (
+            {"policy": {"name": "linucb", "options": {"alpha": 0.3, "component_ridge": 4}}},
+            {"alpha": 0.3, "component_ridge": 4, "exploration_floor": 0.02},
+        ),
+        (
+            {"policy": "linucb", "exploration_floor": 0},
+            {"alpha": 0.6, "component_ridge": 25.0, "exploration_floor": 0},
+        ),
         ({"policy": "lints", "exploration_floor": 0.1}, {"exploration_floor": 0.1}),
     ],
 )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from loadwise.kernel.errors import ConfigError
 
 from .output import add_json_flag, columns, put, put_json, say
+from .pack import parse_siblings
 
 if TYPE_CHECKING:
     from loadwise.lab.experiment import Result
@@ -61,6 +62,8 @@ def _add_stream(parser: argparse.ArgumentParser) -> None:
     add("--policies", metavar="P[,...]", help="policies, presets or package.module:Class (default: all policies)")
     add("--orders", type=int, default=20, metavar="N", help="seeded orders of the tasks (default 20)")
     add("--cost-weights", metavar="A[,...]", help="prices of cost in the reward (default 0 to 3 in nine steps)")
+    add("--pack", metavar="FILE[,FILE]", help="experience packs: each task is scored with the first not fitted on it")
+    add("--siblings", metavar="MODEL=OTHER[,...]", help="models of the pack that stand for models new to it")
     add("--embedder", default="hash", metavar="KIND", help="of texts: hash (default), minilm, none")
     add("--draws", type=int, default=2000, metavar="N", help="bootstrap draws (default 2000)")
     add("--seed", type=int, default=0, metavar="N", help="fixes all chance (default 0)")
@@ -116,6 +119,8 @@ def _replay(arguments: argparse.Namespace) -> int:
             delay=arguments.delay,
             loss=arguments.loss,
         ),
+        packs=() if arguments.pack is None else _names(arguments.pack),
+        siblings=parse_siblings(arguments.siblings),
         embedder=arguments.embedder,
         n_draws=arguments.draws,
         seed=arguments.seed,

@@ -26,6 +26,7 @@ SUMMARY_BY_COMMAND = {
     "journal": "story, replay, verify or cat of a journal",
     "whatif": "estimate what another policy would have earned on a journal's programs",
     "why": "say why a program ran where it ran",
+    "pack": "build an experience pack from measured outcomes, or show one",
     "lab": "experiments: replay of measured outcomes",
 }
 

@@ -4,12 +4,19 @@ import argparse
 import gc
 import json
 import os
+from typing import TYPE_CHECKING
 
 # A learner's matrices are small: BLAS threads would only contend with the loop. Must be said before numpy is loaded.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from .output import add_json_flag, put_json, say
+from .pack import parse_siblings
 from .pool import add_pool_arguments, read_pool
+
+if TYPE_CHECKING:
+    from loadwise.gateway.config import GatewayConfig
+    from loadwise.runner.embed import Embedder
+    from loadwise.settings import Config
 
 GC_THRESHOLD = 50_000
 """Objects made between two young collections; a turn makes about a hundred and leaves no cycle behind."""
@@ -23,6 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, help="port to listen on, 0 for any free one (gateway.port)")
     parser.add_argument("--journal", metavar="DIR", help="where to remember (gateway.journal)")
     parser.add_argument("--no-journal", action="store_true", help="remember nothing")
+    parser.add_argument("--pack", metavar="FILE", help="experience pack to begin with (gateway.pack)")
+    siblings = "models of the pack that stand for models new to it (gateway.siblings)"
+    parser.add_argument("--siblings", metavar="MODEL=OTHER[,...]", help=siblings)
     parser.add_argument("--seed", type=int, help="fixes all chance of the router (gateway.seed)")
     add_json_flag(parser)
 
@@ -30,13 +40,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def settings_of(arguments: argparse.Namespace) -> list[str]:
     """The flags as settings of the pool file; they win over `--set`."""
     settings = list(arguments.settings)
-    for name in ("host", "port", "journal", "seed"):
+    for name in ("host", "port", "journal", "pack", "siblings", "seed"):
         value = getattr(arguments, name)
+        if name == "siblings" and value is not None:
+            value = parse_siblings(value)
         if value is not None:
             settings.append(f"gateway.{name}={json.dumps(value)}")  # JSON is YAML, so no path is taken for a number
     if arguments.no_journal:
         settings.append("gateway.journal=null")
     return settings
+
+
+def _embedder_of(config: "Config", gateway: "GatewayConfig") -> "tuple[Config, Embedder | None]":
+    """What reads first requests, with the pack where there is one, and the configuration that fits it."""
+    if gateway.pack is not None:
+        from loadwise.lab.pack_serve import with_pack
+
+        return with_pack(config, gateway)
+    from loadwise.gateway.reading import embedder_of
+
+    return config, embedder_of(config, gateway)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -48,11 +71,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     import uvloop
 
-    from loadwise.gateway.reading import embedder_of, reading_notices
+    from loadwise.gateway.reading import reading_notices
     from loadwise.gateway.serve import gateway_config, start
 
     gateway = gateway_config(config)
-    embedder = embedder_of(config, gateway)
+    config, embedder = _embedder_of(config, gateway)
     for notice in reading_notices(config, gateway, embedder):
         say(notice)
 

@@ -29,6 +29,10 @@ class GatewayConfig(Fact, frozen=True, kw_only=True):
     """What turns a program's first request into components of its context, and tells its task type."""
     task_selector: SelectionSpec = SelectionSpec()
     """How the task type of a program is told that names none."""
+    pack: str | None = None
+    """File of an experience pack: what the router knows before its first verdict."""
+    siblings: dict[str, str] = {}
+    """By model of the pool that the pack does not know, the model of the pack that stands for it."""
     probe_interval_s: float = 0.5
     body_max_bytes: int = 32 * 1024 * 1024
     headers_max_bytes: int = 64 * 1024
@@ -45,6 +49,8 @@ class GatewayConfig(Fact, frozen=True, kw_only=True):
             raise ConfigError(f"gateway.port is {self.port!r}; it must be 0 to 65535")
         if self.keep_segments is not None and self.keep_segments < 1:
             raise ConfigError(f"gateway.keep_segments is {self.keep_segments!r}; it must be >= 1")
+        if self.siblings and self.pack is None:
+            raise ConfigError(f"gateway.siblings names {', '.join(self.siblings)}, but gateway.pack is not set")
         for name, values in (("hosts", self.hosts), ("origins", self.origins)):
             for value in values:
                 if not value or not value.isascii() or not value.isprintable() or value.endswith("/") or " " in value:

@@ -24,12 +24,21 @@ def embedder_of(config: Config, gateway: GatewayConfig, environment: Mapping[str
     Raises:
         ConfigError: it cannot be made, or `task_selector.task_type` is no task type.
     """
+    require_known_type(config, gateway)
+    n_components = config.router.context.n_components
+    return make_embedder(gateway.embedder, n_components, examples_of(config), gateway.task_selector, environment)
+
+
+def require_known_type(config: Config, gateway: GatewayConfig) -> None:
+    """The task type that is fixed for all is one.
+
+    Raises:
+        ConfigError: it is not.
+    """
     fixed = gateway.task_selector.task_type
     if fixed is not None and fixed not in config.task_types:
         known = ", ".join(config.task_types) or "none"
         raise ConfigError(f"gateway.task_selector.task_type is {fixed!r}, which is not in task_types: {known}")
-    n_components = config.router.context.n_components
-    return make_embedder(gateway.embedder, n_components, examples_of(config), gateway.task_selector, environment)
 
 
 def reading_notices(config: Config, gateway: GatewayConfig, embedder: Embedder | None) -> list[str]:

@@ -9,12 +9,15 @@ from loadwise.kernel.errors import ConfigError
 from loadwise.policy.base import Policy
 from loadwise.policy.context import ContextSpec
 from loadwise.policy.fixed import RoundRobin
+from loadwise.policy.prior import Prior
 from loadwise.policy.registry import PolicySpec, make_policy, policy_names
 from loadwise.policy.stateless import Stateless
 from loadwise.settings import import_class, parse_config, preset_names
 
 from .offline import OFFLINE
 
+LINEAR = ("linucb", "lints", "pacer")
+"""Policies that take the prior of a pack."""
 DEFAULT_PRESETS = ("loadwise",)
 """Presets that join the registered policies where none are named: what a user runs."""
 
@@ -26,13 +29,24 @@ class Arm(NamedTuple):
     spec: PolicySpec | None
     """None for a selector of `lab.offline`, which is no policy."""
 
-    def make(self, context: ContextSpec, price_by_model: Mapping[str, float]) -> Policy:
-        """A fresh policy for contexts of that specification; a pacer is told what models cost on average."""
+    def make(self, context: ContextSpec, price_by_model: Mapping[str, float], prior: Prior | None = None) -> Policy:
+        """A fresh policy for contexts of that specification.
+
+        Args:
+            price_by_model: mean costs, which a pacer is told.
+            prior: what a linear learner is told; others have no use for it.
+        """
         spec = self.spec
         assert spec is not None
+        options = dict(spec.options)
         if spec.name == "pacer":
-            spec = PolicySpec(name=spec.name, options={"prices_usd": dict(price_by_model), **spec.options})
-        return make_policy(spec, context, import_class)
+            options.setdefault("prices_usd", dict(price_by_model))
+        if spec.name in LINEAR:
+            if prior is not None:
+                options.setdefault("prior", prior)
+            elif "prior_strength" in options:
+                raise ConfigError(f"policy {self.label!r}: prior_strength says nothing without a pack")
+        return make_policy(PolicySpec(name=spec.name, options=options), context, import_class)
 
 
 def is_static(policy: Policy) -> bool:

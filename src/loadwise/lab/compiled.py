@@ -28,10 +28,12 @@ from loadwise.policy.linear import LinearOptions, LinTS, LinTSOptions, LinUCB, L
 from loadwise.policy.nearest import Nearest, NearestOptions
 from loadwise.policy.pacer import Pacer, PacerOptions
 from loadwise.policy.picking import TIE_RATIO
+from loadwise.policy.prior import N_ADDED, SURPRISE
 from loadwise.policy.tally import LABELS_MAX
 
 from .feedback import Episode
 from .kernel_tally import ACROUTER, GREEDY, TABLE
+from .pack_prior import on_tasks
 from .replay import Choices, World
 
 SIMILAR_MAX = 4096
@@ -130,8 +132,21 @@ class _Linear(_Compiled):
             width = options.alpha
         tie_ratio = 0.0 if self._is_thompson else TIE_RATIO
         self._numbers = (width, options.ridge, options.exploration_floor, tie_ratio)
-        self._sizes = (world.contexts.spec.n_features, n_learners, _GRAMS[options.gram], self._is_thompson)
-        self._contexts = tuple(make_sparse(world.contexts.x))
+        self._n_rest = (n_learners, _GRAMS[options.gram], self._is_thompson)
+        x, blank = world.contexts.x, np.zeros(world.stream.success.shape)
+        if options.n_components:
+            x = x.copy()
+            x[:, -options.n_components :] *= options.component_scale
+        self._seen = [(tuple(make_sparse(x)), blank, (0.0, -1.0, SURPRISE))]
+        """Contexts, prior means and their doubts: of all cost weights, or with a prior of each."""
+        if options.prior is not None:
+            assert world.prior is not None
+            priors = [world.prior.at(1.0, weight / world.stream.scale_usd) for weight in cost_weights]
+            told = [on_tasks(prior, options.prior_strength, x, world.stream.models) for prior in priors]
+            doubts = [(prior.noise, prior.doubt / options.prior_strength, SURPRISE) for prior in priors]
+            rows = zip(told, doubts, strict=True)
+            self._seen = [(tuple(make_sparse(z)), means, doubt) for (z, means), doubt in rows]
+        self._n_features = world.contexts.spec.n_features + (0 if options.prior is None else N_ADDED)
         self._pacing = (np.zeros(self._n_models), 0.0)
         if isinstance(options, PacerOptions) and options.budget_usd > 0.0:
             prices = [options.prices_usd.get(model, 0.0) for model in world.stream.models]
@@ -140,17 +155,22 @@ class _Linear(_Compiled):
     def __call__(self, episode: Episode, order: int) -> Choices:
         chosen = self._blank(episode)
         normals, draws = self._chance(len(episode.task), order, is_thompson=self._is_thompson)
-        _linear_kernel()(
-            chosen,
-            *_spread(episode),
-            self._contexts,
-            self._outcomes,
-            self._weights,
-            (normals, draws, self._name_rank, self._price_rank, self._by_name),
-            self._sizes,
-            self._numbers,
-            self._pacing,
-        )
+        n = len(self._weights) // len(self._seen)
+        for place, (contexts, known, doubts) in enumerate(self._seen):
+            part = slice(place * n, (place + 1) * n)
+            _linear_kernel()(
+                chosen[part],
+                *_spread(episode),
+                contexts,
+                self._outcomes,
+                self._weights[part],
+                (normals, draws, self._name_rank, self._price_rank, self._by_name),
+                (self._n_features, *self._n_rest),
+                self._numbers,
+                self._pacing,
+                known,
+                doubts,
+            )
         return chosen
 
 

@@ -8,18 +8,22 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from loadwise.kernel.errors import ConfigError
 from loadwise.kernel.fact import Fact
 from loadwise.kernel.streams import Streams
+from loadwise.policy.base import Policy
 from loadwise.policy.ridge import REWARD_MAX
 
-from .arms import Arm, is_static, make_arms
+from .arms import LINEAR, Arm, is_static, make_arms
 from .compiled import compiled_replay, is_compilable
 from .features import make_contexts
 from .feedback import FeedbackSpec, Verification, make_episode, misclassified
 from .judge import BEST, Judged, Scored, best_counts, judge, score_choices, singles
 from .offline import OFFLINE
+from .pack import Pack, read_pack, task_mark
+from .pack_prior import make_prior
 from .replay import Counts, World, count_last_pass, replay_order
 from .stream import AgentChoice, Stream, describe_agents, read_stream
 
@@ -54,6 +58,10 @@ class ReplayConfig(Fact, frozen=True, kw_only=True):
     verifications: tuple[str, ...] = ("adaptive",)
     feedback: FeedbackSpec = FeedbackSpec()
     """Its verification is replaced by each of `verifications`."""
+    packs: tuple[str, ...] = ()
+    """Experience packs: each task is scored with the first that was not fitted on it."""
+    siblings: dict[str, str] = {}
+    """By model the model of the pack that stands for it."""
     embedder: str = "hash"
     """As the gateway's default."""
     n_components: int = 16
@@ -65,6 +73,10 @@ class ReplayConfig(Fact, frozen=True, kw_only=True):
             _require_distinct(name, getattr(self, name))
         if len(self.models) < 2:
             raise ConfigError(f"models are {', '.join(self.models)!r}; a router chooses among at least 2")
+        if self.packs:
+            _require_distinct("packs", self.packs)
+        elif self.siblings:
+            raise ConfigError(f"siblings of {', '.join(self.siblings)} are named, but no pack is given")
         for name, limit in (("n_passes", 1000), ("n_orders", 100_000), ("n_draws", 1_000_000)):
             if not 1 <= getattr(self, name) <= limit:
                 raise ConfigError(f"{name[2:]} is {getattr(self, name)!r}; it must be in [1, {limit}]")
@@ -112,18 +124,52 @@ def run_replay(config: ReplayConfig, say: Say = lambda _: None) -> Result:
     if n_decisions > DECISIONS_MAX:
         raise ConfigError(f"{n_decisions} decisions of each policy are asked for; the limit is {DECISIONS_MAX}")
     _require_learnable(stream, config.cost_weights)
-    contexts = make_contexts(stream, config.embedder, config.n_components)
+    packs = [read_pack(Path(path)) for path in config.packs]
+    worlds = [_make_world(config, stream, pack) for pack in packs] or [_make_world(config, stream, None)]
     say(f"{stream.n_tasks} tasks, {sum(stream.dropped.values())} dropped; agents {describe_agents(stream.agents)}")
-    world = World(stream, contexts, config.n_passes, Streams(config.seed))
     scored: list[Scored] = []
     for verification in config.verifications:
         feedback = config.feedback_of(verification)
         for arm in arms:
             say(f"replaying {arm.label} under {verification} verification")
-            scored += _replay_arm(world, config, feedback, arm)
+            found = [_replay_arm(world, config, feedback, arm) for world in _worlds_of(arm, worlds)]
+            scored += found[0] if len(found) == 1 else _merged(stream, packs, found)
         scored.append(score_choices(stream, BEST, verification, 0.0, best_counts(stream)))
-    judged = judge(stream, scored, config.n_draws, world.streams.at("bootstrap", 0))
-    return Result(config, stream, judged, scored, _describe(config, world))
+    judged = judge(stream, scored, config.n_draws, worlds[0].streams.at("bootstrap", 0))
+    return Result(config, stream, judged, scored, _describe(config, worlds[0], packs))
+
+
+def _make_world(config: ReplayConfig, stream: Stream, pack: Pack | None) -> World:
+    contexts = make_contexts(stream, config.embedder, config.n_components, pack)
+    prior = None if pack is None else make_prior(pack, contexts.spec, stream.models, config.siblings)
+    return World(stream, contexts, config.n_passes, Streams(config.seed), prior)
+
+
+def _worlds_of(arm: Arm, worlds: list[World]) -> list[World]:
+    """Where packs say nothing to a policy, one world is as good as another."""
+    return worlds if arm.spec is not None and arm.spec.name in LINEAR else worlds[:1]
+
+
+def _merged(stream: Stream, packs: Sequence[Pack], found: Sequence[list[Scored]]) -> list[Scored]:
+    """Each task as it went with the first pack that was not fitted on it."""
+    fresh = np.stack([~_is_told(stream, pack) for pack in packs], axis=1)
+    first = np.where(fresh.any(axis=1), fresh.argmax(axis=1), 0)
+    rows = np.arange(stream.n_tasks)
+    return [
+        points[0]._replace(
+            share=np.stack([point.share for point in points])[first, rows],
+            success=np.stack([point.success for point in points])[first, rows],
+            cost_usd=np.stack([point.cost_usd for point in points])[first, rows],
+        )
+        for points in zip(*found, strict=True)
+    ]
+
+
+def _is_told(stream: Stream, pack: Pack) -> npt.NDArray[np.bool_]:
+    """Tasks that a pack was fitted on, shape (n,)."""
+    told = frozenset(pack.provenance.tasks)
+    tasks = zip(stream.family.tolist(), stream.task_ids, strict=True)
+    return np.array([task_mark(stream.families[family], task_id) in told for family, task_id in tasks])
 
 
 def _require_learnable(stream: Stream, cost_weights: Sequence[float]) -> None:
@@ -142,8 +188,12 @@ def _replay_arm(world: World, config: ReplayConfig, feedback: FeedbackSpec, arm:
     if arm.spec is None:
         return OFFLINE[arm.label](world, feedback)
     price_by_model = dict(zip(world.stream.models, world.prices_usd, strict=True))
-    make = partial(arm.make, world.contexts.spec, price_by_model)
-    policy = make()
+
+    def make(weight: float) -> Policy:
+        prior = None if world.prior is None else world.prior.at(1.0, weight / world.stream.scale_usd)
+        return arm.make(world.contexts.spec, price_by_model, prior)
+
+    policy = make(0.0)
     static = is_static(policy)
     weights = (0.0,) if static else config.cost_weights
     if static:
@@ -160,7 +210,10 @@ def _replay_arm(world: World, config: ReplayConfig, feedback: FeedbackSpec, arm:
             chosen = replay(episode, order)
         else:
             chosen = np.stack(
-                [replay_order(world, episode, make, feedback.n_learners, weight, order) for weight in weights]
+                [
+                    replay_order(world, episode, partial(make, weight), feedback.n_learners, weight, order)
+                    for weight in weights
+                ]
             )
         for total, row in zip(counts, chosen, strict=True):
             total += count_last_pass(row, episode, n_tasks, n_models)
@@ -168,7 +221,7 @@ def _replay_arm(world: World, config: ReplayConfig, feedback: FeedbackSpec, arm:
     return [score_choices(world.stream, arm.label, feedback.verification, weight, total) for weight, total in rows]
 
 
-def _describe(config: ReplayConfig, world: World) -> dict[str, Any]:
+def _describe(config: ReplayConfig, world: World, packs: Sequence[Pack]) -> dict[str, Any]:
     stream, contexts = world.stream, world.contexts
     ids = "\n".join(
         f"{stream.families[family]}\t{task_id}" for family, task_id in zip(stream.family, stream.task_ids, strict=True)
@@ -185,6 +238,16 @@ def _describe(config: ReplayConfig, world: World) -> dict[str, Any]:
         "task_ids_sha256": hashlib.sha256(ids.encode()).hexdigest(),
         "n_embedded": contexts.n_embedded,
         "features": contexts.spec.n_features,
+        "packs": [
+            {
+                "sha256": pack.digest,
+                "licence": pack.licence,
+                "n_models": len(pack.models),
+                "knows_models": sorted(set(stream.models) & pack.models.keys()),
+                "n_tasks_told": int(_is_told(stream, pack).sum()),
+            }
+            for pack in packs
+        ],
         "scored": "only pass" if config.n_passes == 1 else "last pass",
     }
 

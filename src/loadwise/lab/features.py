@@ -15,7 +15,9 @@ import numpy.typing as npt
 
 from loadwise.policy.context import ContextSpec
 from loadwise.runner.embed import Reading, make_embedder
+from loadwise.runner.packed import N_TOLD, packed_embedder
 
+from .pack import Pack
 from .stream import Stream
 
 DOMAINS_MAX = 256
@@ -34,11 +36,12 @@ class Contexts(NamedTuple):
     """Tasks with components."""
 
 
-def make_contexts(stream: Stream, embedder: str, n_components: int) -> Contexts:
+def make_contexts(stream: Stream, embedder: str, n_components: int, pack: Pack | None = None) -> Contexts:
     """The contexts of every task.
 
     Args:
         embedder: `none`, `hash` or `minilm`; `minilm` fits its components to texts of the stream (never to outcomes).
+        pack: what it says of a text is added to the components.
 
     Raises:
         ConfigError: the embedder is unknown or not installed, or the vector would be too long.
@@ -48,10 +51,11 @@ def make_contexts(stream: Stream, embedder: str, n_components: int) -> Contexts:
         f"{family}/{domain}" if domain is not None else None
         for family, domain in zip(families, stream.domains, strict=True)
     )
-    components, version = _components(stream, families, embedder, n_components)
+    components, version = _components(stream, families, embedder, n_components, pack)
     counts = Counter(domain for domain in domains if domain is not None)
     named = sorted(counts, key=lambda domain: (-counts[domain], domain))[:DOMAINS_MAX]
-    has_text = any(components)
+    has_text = any(components) or pack is not None
+    n_components = (n_components if embedder != "none" else 0) + (0 if pack is None else N_TOLD)
     spec = ContextSpec(
         task_types=stream.families,
         domains=tuple(sorted(named)),
@@ -64,14 +68,17 @@ def make_contexts(stream: Stream, embedder: str, n_components: int) -> Contexts:
 
 
 def _components(
-    stream: Stream, families: Sequence[str], kind: str, n_components: int
+    stream: Stream, families: Sequence[str], kind: str, n_components: int, pack: Pack | None
 ) -> tuple[list[tuple[float, ...]], str]:
     """Components of each task, empty without a text, and the version of what made them."""
     examples: dict[str, list[str]] = {}
     for family, text in zip(families, stream.texts, strict=True):
         if text is not None:
             examples.setdefault(family, []).append(text)
-    embedder = make_embedder(kind, n_components, examples)
+    if pack is None:
+        embedder = make_embedder(kind, n_components, examples)
+    else:
+        embedder = packed_embedder(kind, n_components, examples, pack.loaded)
     if embedder is None:
         return [()] * stream.n_tasks, ""
     found: list[tuple[float, ...]] = [()] * stream.n_tasks

@@ -9,7 +9,7 @@ import numpy as np
 
 LINEAR = (
     *("refresh", "update", "quadratic", "dot", "solve", "enter", "land"),
-    *("pick", "charge", "choose", "reset", "replay_weights"),
+    *("pick", "shift", "cross", "overdue", "charge", "choose", "reset", "replay_weights"),
 )
 """Names to compile, each before those that call it."""
 
@@ -123,6 +123,8 @@ def land(
     learned: Any,
     gram: int,
     ridge: float,
+    known: Array,
+    beyond: Array,
 ) -> None:
     """The verdict of one decision reaches its model: learn, or undo where it is lost."""
     trial_draw, credited = decisions[1], decisions[2]
@@ -135,6 +137,11 @@ def land(
         n = n_trials[task, model]
         trial = min(int(trial_draw[step] * n), n - 1)
         reward = credited[step] * trial_success[task, model, trial] - cost_weight * trial_cost[task, model, trial]
+        reward -= known[task, model]
+        beyond[0] += reward
+        beyond[1] += 1.0
+        for a in range(ends[task], ends[task + 1]):
+            beyond[2 + features[a]] += values[a]
         enter(JUDGED, 1, inverses, counts, ages, u, contexts, task, ridge)
         for a in range(ends[task], ends[task + 1]):
             credits[features[a]] += reward * values[a]
@@ -152,6 +159,10 @@ def choose(
     penalties: Array,
     sizes: Any,
     numbers: Any,
+    known: Array,
+    beyond: Array,
+    doubts: Any,
+    n_tried: Array,
 ) -> int:
     """The model with the highest score, ties to the cheaper; or by the floor any."""
     ends, features, values = contexts
@@ -166,8 +177,52 @@ def choose(
         spread = quadratic(inverses[k, JUDGED if gram == 2 else TRIED], features, values, begin, end)
         spread = np.sqrt(spread) if spread > 0.0 else 0.0
         noise = normals[step, name_rank[k]] if is_thompson else 1.0
-        scores[k] = dot(theta[k], features, values, begin, end) + alpha * spread * noise - penalties[k]
-    return pick(scores, tie_ratio, price_rank)
+        mean = known[task, k] + dot(theta[k], features, values, begin, end)
+        moved = shift(beyond[k, 0], beyond[k, 1], doubts)
+        if moved != 0.0:
+            inverse = inverses[k, TRIED if gram == 1 else JUDGED]
+            mean += moved * (1.0 - cross(inverse, beyond[k], features, values, begin, end))
+        scores[k] = mean + alpha * spread * noise - penalties[k]
+    best = pick(scores, tie_ratio, price_rank)
+    return overdue(best, n_tried, price_rank) if doubts[1] >= 0.0 and not is_thompson else best
+
+
+def shift(total: float, n: float, doubts: Any) -> float:
+    """How far evidence moves a prior mean; see `policy.prior`. Without a prior, doubt is negative: not at all."""
+    noise, doubt, surprise = doubts
+    if n == 0.0 or doubt < 0.0:
+        return 0.0
+    off = total / n
+    expected = surprise * (noise / n + doubt)
+    return off if off * off > expected else 0.0
+
+
+def cross(inverse: Array, beyond: Array, features: Array, values: Array, begin: int, end: int) -> float:
+    """zᵀ V⁻¹ s with s the sum of judged contexts, which `beyond` holds from its third place on."""
+    total = 0.0
+    for a in range(begin, end):
+        row = inverse[features[a]]
+        inner = 0.0
+        for j in range(len(inverse)):
+            inner += row[j] * beyond[2 + j]
+        total += values[a] * inner
+    return total
+
+
+def overdue(best: int, n_tried: Array, price_rank: Array) -> int:
+    """The model tried least, where that is less than a prior's learner owes it; otherwise the best."""
+    total = 0
+    least = n_tried[0]
+    for k in range(len(n_tried)):
+        total += n_tried[k]
+        least = min(least, n_tried[k])
+    if len(n_tried) == 1 or least >= np.log2(1.0 + total / (16.0 * len(n_tried))):
+        return best
+    found = -1
+    for k in range(len(n_tried)):
+        if n_tried[k] == least and (found < 0 or price_rank[k] < price_rank[found]):
+            found = k
+    return found
 
 
 def pick(scores: Array, tie_ratio: float, price_rank: Array) -> int:
@@ -219,8 +274,10 @@ def replay_weights(
     sizes: Any,
     numbers: Any,
     pacing: Any,
+    known: Array,
+    doubts: Any,
 ) -> None:
-    """Fill `chosen` (W, T)."""
+    """Fill `chosen` (W, T); `known` (n, K) are means that a prior gives, zero without one."""
     ratios, step_of_price = pacing
     n_spent = np.zeros((sizes[1], outcomes[2].shape[1]), dtype=np.int64)
     penalties = np.zeros(outcomes[2].shape[1])
@@ -235,9 +292,12 @@ def replay_weights(
     credits = np.zeros((n_learners, n_models, d))
     theta = np.zeros((n_learners, n_models, d))
     scores, u = np.zeros(n_models), np.zeros(d)
+    # Per learner and model: rewards beyond the prior mean, their number, the sum of their contexts.
+    beyond = np.zeros((n_learners, n_models, 2 + d))
     for w in range(len(cost_weights)):
         reset(inverses, counts, ages, credits, theta, ridge)
         n_spent[:] = 0
+        beyond[:] = 0.0
         landed = 0
         for t in range(len(task)):
             while landed < landing_end[t]:
@@ -245,13 +305,42 @@ def replay_weights(
                 landed += 1
                 c, k = learner[s], chosen[w, s]
                 learned = (inverses[c, k], counts[c, k], ages[c, k], credits[c, k], theta[c, k], u)
-                land(s, task[s], k, cost_weights[w], decisions, lost, contexts, outcomes, learned, gram, ridge)
+                land(
+                    s,
+                    task[s],
+                    k,
+                    cost_weights[w],
+                    decisions,
+                    lost,
+                    contexts,
+                    outcomes,
+                    learned,
+                    gram,
+                    ridge,
+                    known,
+                    beyond[c, k],
+                )
                 if lost[s]:
                     n_spent[c, k] -= 1
             c = learner[t]
             if step_of_price > 0.0:
                 charge(penalties, n_spent[c], chance[4], ratios, step_of_price)
-            k = choose(t, task[t], contexts, chance, inverses[c], theta[c], scores, penalties, sizes, numbers)
+            k = choose(
+                t,
+                task[t],
+                contexts,
+                chance,
+                inverses[c],
+                theta[c],
+                scores,
+                penalties,
+                sizes,
+                numbers,
+                known,
+                beyond[c],
+                doubts,
+                n_spent[c],
+            )
             chosen[w, t] = k
             n_spent[c, k] += 1
             enter(TRIED, 1, inverses[c, k], counts[c, k], ages[c, k], u, contexts, task[t], ridge)

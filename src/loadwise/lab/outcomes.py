@@ -36,8 +36,29 @@ class Outcomes(NamedTuple):
     """NaN where the cost is unknown; a file that holds a NaN of its own is refused."""
 
 
-def read_outcomes(folder: Path, families: Sequence[str], models: Sequence[str]) -> Outcomes:
+def read_families(folder: Path) -> list[str]:
+    """Names of all families under `folder/outcomes/*.parquet`, sorted.
+
+    Raises:
+        ConfigError: no such folder or file, or a file that cannot be read or lacks the column.
+    """
+    pa = _pyarrow()
+    known: set[str] = set()
+    for path in _files(folder):
+        try:
+            _require_type(path, pa.parquet.read_schema(path), "family", is_text=True)
+            column = pa.parquet.read_table(path, columns=["family"], partitioning=None).column("family")
+        except (pa.ArrowException, OSError) as error:
+            raise ConfigError(f"{str(path)!r} cannot be read as Parquet: {error}") from error
+        known.update(name for name in column.to_pylist() if name is not None)
+    return sorted(known)
+
+
+def read_outcomes(folder: Path, families: Sequence[str], models: Sequence[str] | None) -> Outcomes:
     """The rows of `families` under `folder/outcomes/*.parquet`, of all models; those of `models` are checked.
+
+    Args:
+        models: None checks all.
 
     Raises:
         ConfigError: no such folder or file, a column that is missing or of another type, a family or a model without
@@ -50,7 +71,7 @@ def read_outcomes(folder: Path, families: Sequence[str], models: Sequence[str]) 
     _require_families(folder, table, families)
     columns = {name: table.column(name).to_pylist() for name in TEXT_COLUMNS}
     known = set(columns["model"])
-    for model in models:
+    for model in models or ():
         if model not in known:
             raise ConfigError(
                 f"model {model!r} has no outcome in {', '.join(families)}; known: {', '.join(sorted(known))}"
@@ -62,7 +83,7 @@ def read_outcomes(folder: Path, families: Sequence[str], models: Sequence[str]) 
         cost_usd=_numbers(table, "cost_usd"),
     )
     nulls = table.column("cost_usd").is_null().to_numpy(zero_copy_only=False)
-    _check(outcomes, nulls, frozenset(models))
+    _check(outcomes, nulls, frozenset(known if models is None else models))
     return outcomes
 
 

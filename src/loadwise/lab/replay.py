@@ -21,6 +21,7 @@ from loadwise.policy.reward import RewardSpec
 
 from .features import Contexts
 from .feedback import Episode
+from .pack_prior import PackPrior
 from .stream import Stream
 
 Choices = npt.NDArray[np.int16]
@@ -35,6 +36,8 @@ class World(NamedTuple):
     n_passes: int
     streams: Streams
     """Chance: orders, trials and the policies' own draws."""
+    prior: PackPrior | None = None
+    """What linear learners know beforehand, out of a pack."""
 
     @property
     def prices_usd(self) -> tuple[float, ...]:

@@ -15,9 +15,11 @@ from loadwise.kernel.streams import Generator
 
 from .base import Candidate, Choice, Context, Feedback, Vector
 from .context import N_FEATURES_MAX
+from .gram import Array
 from .picking import best_index, by_name, certain, explored, explored_propensities
+from .prior import N_ADDED, Primed, Prior, shift, tries_due
 from .ridge import DisjointRidge, GramMode
-from .state import dump_state, load_state
+from .state import LearnerState, dump_state, load_state
 from .stateless import reported
 
 
@@ -38,6 +40,14 @@ class LinearOptions(Fact, frozen=True, kw_only=True):
     """Length of a context; the first one sets it where absent."""
     context_version: str = ""
     """The version of the contexts learned on; a dump of another version does not load."""
+    component_ridge: float | None = None
+    """λ of the components of the text, where they are to be believed later than kinds of tasks; None: as `ridge`."""
+    n_components: int = 0
+    """How many of the last features are components of the text."""
+    prior: Prior | None = None
+    """What is known before the first verdict, out of an experience pack."""
+    prior_strength: float = 1.0
+    """Multiplies the prior's pseudo-counts, and divides its doubt."""
 
     def __post_init__(self) -> None:
         if not 1e-9 <= self.ridge <= 1e9:
@@ -48,6 +58,28 @@ class LinearOptions(Fact, frozen=True, kw_only=True):
             raise ConfigError(f"n_features is {self.n_features!r}; it must be in [1, {N_FEATURES_MAX}]")
         if self.gram not in ("gram_all", "gram_all_mean", "landed"):
             raise ConfigError(f"gram is {self.gram!r}; it must be 'gram_all', 'gram_all_mean' or 'landed'")
+        if self.component_ridge is not None and not 1e-9 <= self.component_ridge <= 1e9:
+            raise ConfigError(f"component_ridge is {self.component_ridge!r}; it must be in [1e-9, 1e9]")
+        if not 0 <= self.n_components <= N_FEATURES_MAX:
+            raise ConfigError(f"n_components is {self.n_components!r}; it must be in [0, {N_FEATURES_MAX}]")
+        if not 1e-3 <= self.prior_strength <= 1e3:
+            raise ConfigError(f"prior_strength is {self.prior_strength!r}; it must be in [0.001, 1000]")
+        if self.prior is not None:
+            if self.n_features is not None and self.prior.n_features != self.n_features:
+                raise ConfigError(
+                    f"the prior is for contexts of {self.prior.n_features} features; these have {self.n_features}"
+                )
+            if self.prior.n_features + N_ADDED > N_FEATURES_MAX:
+                raise ConfigError(
+                    f"a prior for {self.prior.n_features} features; the limit is {N_FEATURES_MAX - N_ADDED}"
+                )
+
+    @property
+    def component_scale(self) -> float:
+        """What components are multiplied with, so that one ridge serves all: a prior has pseudo-counts instead."""
+        if self.component_ridge is None or self.prior is not None:
+            return 1.0
+        return math.sqrt(self.ridge / self.component_ridge)
 
 
 class LinUCBOptions(LinearOptions, frozen=True, kw_only=True):
@@ -87,24 +119,89 @@ class _Linear:
 
     def __init__(self, options: LinearOptions) -> None:
         self._options = options
-        self.ridge = DisjointRidge(n_features=options.n_features, ridge=options.ridge, gram=options.gram)
-        """What was learned, for those who explain it."""
+        prior = options.prior
+        self._n_components = options.n_components
+        # Of judged decisions, only with a prior: rewards beyond its mean, and z.
+        self._off_by_name: dict[str, float] = {}
+        self._seen_by_name: dict[str, Vector] = {}
+        self._component_scale = options.component_scale if options.n_components else 1.0
+        self._primed = None if prior is None else Primed(prior, options.prior_strength)
+        n_features = options.n_features if self._primed is None else self._primed.n_features
+        self.ridge = DisjointRidge(n_features=n_features, ridge=options.ridge, gram=options.gram)
+        """What was learned, for those who explain it; with a prior, in its variables and beyond its mean."""
+
+    def _estimate(self, x: Vector, names: list[str]) -> tuple[list[float], list[float]]:
+        """Mean and spread of each candidate."""
+        if self._primed is None:
+            return self.ridge.estimate(self._place(x), names)
+        z, known = self._primed.seen(x, names)
+        learned, spreads = self.ridge.estimate(z, names)
+        means = [mean + more for mean, more in zip(known, learned, strict=True)]
+        for place, name in enumerate(names):
+            moved = self._shift(name)
+            if moved != 0.0:
+                means[place] += moved * (1.0 - float(self.ridge.solved(name, self._seen_by_name[name]).dot(z)))
+        return means, spreads
+
+    def _shift(self, name: str) -> float:
+        """How far evidence has moved the prior mean of a candidate."""
+        prior, seen = self._options.prior, self._seen_by_name.get(name)
+        if prior is None or seen is None:
+            return 0.0
+        doubt = prior.doubt / self._options.prior_strength
+        return shift(self._off_by_name[name], self.ridge.counts(name)[1], prior.noise, doubt)
+
+    def _overdue(self, candidates: Sequence[Candidate]) -> int | None:
+        """With a prior: the candidate tried least, where that is less than is due."""
+        if self._primed is None or len(candidates) == 1:
+            return None
+        tried = [self.ridge.counts(candidate.name)[0] for candidate in candidates]
+        least = min(tried)
+        if least >= tries_due(sum(tried), len(candidates)):
+            return None
+        return best_index([float(n == least) for n in tried], candidates)
+
+    def _place(self, x: Vector) -> Vector:
+        """The context in the learner's variables."""
+        if self._primed is not None:
+            return self._primed.scaled(self._primed.expanded(x))
+        if self._component_scale == 1.0:
+            return x
+        vector = np.array(x, dtype=np.float64)
+        if vector.ndim == 1 and len(vector) > self._n_components:  # another shape is for the learner to refuse
+            vector[len(vector) - self._n_components :] *= self._component_scale
+        return vector
 
     def observe(self, decision_id: int, candidate: str, x: Vector) -> None:
         """The decision enters V."""
-        self.ridge.observe(candidate, x)
+        self.ridge.observe(candidate, self._place(x))
 
     def learn(self, feedback: Feedback) -> None:
         """The verdict enters L, b and θ."""
-        self.ridge.learn(feedback.candidate, feedback.x, feedback.reward)
+        if self._primed is None:
+            self.ridge.learn(feedback.candidate, self._place(feedback.x), feedback.reward)
+            return
+        expanded = self._primed.expanded(feedback.x)
+        beyond = feedback.reward - self._primed.mean(expanded, feedback.candidate)
+        z = self._primed.scaled(expanded)
+        self.ridge.learn(feedback.candidate, z, beyond)
+        self._off_by_name[feedback.candidate] = self._off_by_name.get(feedback.candidate, 0.0) + beyond
+        self._seen_by_name[feedback.candidate] = self._seen_by_name.get(feedback.candidate, 0.0) + z
 
     def unlearn(self, feedback: Feedback) -> None:
         """The verdict leaves L, b and θ."""
-        self.ridge.unlearn(feedback.candidate, feedback.x, feedback.reward)
+        if self._primed is None:
+            self.ridge.unlearn(feedback.candidate, self._place(feedback.x), feedback.reward)
+            return
+        expanded = self._primed.expanded(feedback.x)
+        beyond, z = feedback.reward - self._primed.mean(expanded, feedback.candidate), self._primed.scaled(expanded)
+        self.ridge.unlearn(feedback.candidate, z, beyond)
+        self._off_by_name[feedback.candidate] -= beyond
+        self._seen_by_name[feedback.candidate] = self._seen_by_name[feedback.candidate] - z
 
     def undo(self, decision_id: int, candidate: str, x: Vector) -> None:
         """The decision leaves V."""
-        self.ridge.undo(candidate, x)
+        self.ridge.undo(candidate, self._place(x))
 
     def dump(self) -> bytes:
         """Sums, caches and counts."""
@@ -113,7 +210,7 @@ class _Linear:
             self._configuration(),
             names=self.ridge.names,
             counts=self.ridge.tallies(),
-            arrays=self.ridge.arrays(),
+            arrays=self._arrays(),
         )
 
     def load(self, state: bytes) -> None:
@@ -122,12 +219,41 @@ class _Linear:
         Raises:
             SchemaMismatch: it is of another policy, configuration, context version or number of features.
         """
-        self.ridge.restore(load_state(state, self.name, self._configuration()))
+        self._restore(load_state(state, self.name, self._configuration()))
+
+    def _arrays(self) -> dict[str, Array]:
+        """Everything with a fraction, by name, for a dump."""
+        arrays = self.ridge.arrays()
+        if self._primed is not None:
+            names, blank = self.ridge.names, np.zeros(self._primed.n_features)
+            arrays["off"] = np.array([self._off_by_name.get(name, 0.0) for name in names], dtype=np.float64)
+            seen = [self._seen_by_name.get(name, blank) for name in names]
+            arrays["seen"] = np.array(seen, dtype=np.float64).reshape(len(names), self._primed.n_features)
+        return arrays
+
+    def _restore(self, state: LearnerState) -> None:
+        if self._primed is None:
+            self.ridge.restore(state)
+            return
+        off = state.array("off", (len(state.names),))
+        seen = state.array("seen", (len(state.names), self._primed.n_features))
+        self.ridge.restore(state)
+        judged = [place for place, name in enumerate(state.names) if self.ridge.counts(name)[1]]
+        self._off_by_name = {state.names[place]: float(off[place]) for place in judged}
+        self._seen_by_name = {state.names[place]: seen[place] for place in judged}
 
     def _configuration(self) -> Mapping[str, Any]:
         # The number of features is compared on its own: where it is not configured, the first context has set it.
         options = self._options
-        return {field: getattr(options, field) for field in options.__struct_fields__ if field != "n_features"}
+        told = {field: getattr(options, field) for field in options.__struct_fields__ if field != "n_features"}
+        # A learner that uses none of these is what it was before there were any.
+        if options.component_ridge is None:
+            del told["component_ridge"], told["n_components"]
+        if options.prior is None:
+            del told["prior"], told["prior_strength"]
+        else:
+            told["prior"] = options.prior.digest
+        return told
 
 
 class LinUCB(_Linear):
@@ -171,10 +297,12 @@ class LinUCB(_Linear):
 
     def choose(self, context: Context, candidates: Sequence[Candidate], rng: Generator) -> Choice:
         """The highest index, or by ε any."""
-        means, spreads = self.ridge.estimate(context.x, [candidate.name for candidate in candidates])
+        means, spreads = self._estimate(context.x, [candidate.name for candidate in candidates])
         widths = [self._alpha * spread for spread in spreads]
         scores = [mean + width for mean, width in zip(means, widths, strict=True)]
         argmax = best_index(scores, candidates)
+        overdue = self._overdue(candidates)
+        argmax = argmax if overdue is None else overdue
         return Choice(
             chosen=explored(argmax, candidates, self._floor, rng),
             scores=tuple(scores),
@@ -238,7 +366,7 @@ class LinTS(_Linear):
     def choose(self, context: Context, candidates: Sequence[Candidate], rng: Generator) -> Choice:
         """The highest sampled value, or by ε any."""
         order = by_name(candidates)
-        means, spreads = self.ridge.estimate(context.x, [candidate.name for candidate in candidates])
+        means, spreads = self._estimate(context.x, [candidate.name for candidate in candidates])
         widths = [self._scale * spread for spread in spreads]
         normals: list[float] = rng.standard_normal(len(order)).tolist()
         scores = list(means)

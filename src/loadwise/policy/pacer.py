@@ -87,7 +87,7 @@ class Pacer(LinUCB):
 
     def choose(self, context: Context, candidates: Sequence[Candidate], rng: Generator) -> Choice:
         """The highest index after its price, or by ε any."""
-        means, spreads = self.ridge.estimate(context.x, [candidate.name for candidate in candidates])
+        means, spreads = self._estimate(context.x, [candidate.name for candidate in candidates])
         price = self.multiplier / self._budget if self._budget > 0.0 else 0.0
         widths = [self._alpha * spread for spread in spreads]
         scores = [
@@ -95,6 +95,8 @@ class Pacer(LinUCB):
             for mean, width, candidate in zip(means, widths, candidates, strict=True)
         ]
         argmax = best_index(scores, candidates)
+        overdue = self._overdue(candidates)
+        argmax = argmax if overdue is None else overdue
         return Choice(
             chosen=explored(argmax, candidates, self._floor, rng),
             scores=tuple(scores),
@@ -125,7 +127,7 @@ class Pacer(LinUCB):
                 **self.ridge.tallies(),
                 "n_spent": tuple(self._n_by_name.get(name, 0) for name in self.ridge.names),
             },
-            arrays=self.ridge.arrays(),
+            arrays=self._arrays(),
         )
 
     def load(self, state: bytes) -> None:
@@ -136,5 +138,5 @@ class Pacer(LinUCB):
         """
         stored = load_state(state, self.name, self._configuration())
         counts: Mapping[str, int] = dict(zip(stored.names, stored.count("n_spent", len(stored.names)), strict=True))
-        self.ridge.restore(stored)
+        self._restore(stored)
         self._n_by_name = dict(counts)

@@ -21,6 +21,7 @@ from loadwise.kernel.fact import Fact
 from .balance import LeastLoaded, PowerOfTwo
 from .base import Policy
 from .context import ContextSpec
+from .drift import Drift, DriftOptions
 from .fixed import Fixed, FixedOptions, Mixing, MixingOptions, Random, RoundRobin
 from .greedy import EpsilonGreedy, EpsilonGreedyOptions
 from .labelled import ACRouter, ACRouterOptions, Table, TableOptions
@@ -58,6 +59,7 @@ class Entry(NamedTuple):
 
 _ENTRIES: dict[str, Entry] = {
     "acrouter": Entry(ACRouter, ACRouterOptions),
+    "drift": Entry(Drift, DriftOptions),
     "epsilon_greedy": Entry(EpsilonGreedy, EpsilonGreedyOptions),
     "fixed": Entry(Fixed, FixedOptions),
     "knn": Entry(Nearest, NearestOptions),
@@ -127,6 +129,8 @@ def make_policy(spec: PolicySpec, context: ContextSpec | None = None, resolve: R
                 options.setdefault("n_labels", context.n_features - context.n_components)
             else:
                 options.setdefault("n_features", context.n_features)
+            if "n_components" in entry.options.__struct_fields__:
+                options.setdefault("n_components", context.n_components)
             options.setdefault("context_version", context.version)
         checked = _options(spec.name, entry.options, options)
         policy = entry.factory() if entry.options is NoOptions else entry.factory(checked)

@@ -175,6 +175,14 @@ class DisjointRidge:
             return prior, prior.copy(), np.zeros(self.n_features)
         return self._all.matrix(row), self._landed.matrix(row), self._credits[row].copy()
 
+    def solved(self, candidate: str, vector: Vector) -> Vector:
+        """M⁻¹ vector with the matrix M of the candidate's mean; vector/λ for one without decisions."""
+        row = self._row_by_name.get(candidate)
+        if row is None:
+            return np.asarray(vector / self._ridge)
+        gram = self._all if self._gram == "gram_all_mean" else self._landed
+        return gram.project(row, vector)
+
     def counts(self, candidate: str) -> tuple[int, int]:
         """Decisions observed (and not undone) and verdicts learned of one candidate."""
         row = self._row_by_name.get(candidate)
