@@ -11,7 +11,6 @@ import pytest
 from engines import METRICS, Behaviour, Call, Engine, fails, hangs, resets, says, writes
 from sites import on_loop, pool, site, until
 
-from loadwise.gateway.probe import read_signals
 from loadwise.gateway.serve import start
 from loadwise.kernel.errors import ConfigError
 from loadwise.settings import parse_config
@@ -104,25 +103,6 @@ def test_a_probe_tells_alive_from_dead(name: str) -> None:
             assert (await s.ask("GET", "/readyz")).status == 200
 
     run()
-
-
-def test_signals_are_read_by_their_exact_names() -> None:
-    """Sums over engines, the largest of ratios, nothing from comments, look-alikes, NaN or broken lines."""
-    page = """# HELP vllm:num_requests_running x
-# vllm:num_requests_running 99
-vllm:num_requests_running{engine="0",m="a} b"} 2.0
-vllm:num_requests_running{engine="1"} 3
-vllm:num_requests_running_total 50
-vllm:kv_cache_usage_perc{engine="0"} 0.25
-vllm:kv_cache_usage_perc{engine="1"} 0.5 1700000000
-vllm:num_requests_waiting NaN
-vllm:num_preemptions_total
-vllm:num_preemptions_total{ x
- sglang:token_usage 1
-llamacpp:requests_deferred 4
-"""
-    assert read_signals(page) == {"n_running": 5.0, "kv_usage_ratio": 0.5, "n_waiting": 4.0}
-    assert read_signals("") == read_signals("\x00\n{}\n") == {}
 
 
 @on_loop
@@ -412,10 +392,24 @@ async def test_a_paid_api_is_looked_at_seldom() -> None:
     """Its list of models is asked for every 30 s, an engine's metrics as often as configured."""
     engine = await Engine(fails(404)).start()
     async with site(engine, config=pool(engine, backend_0={"engine": "api"}), probe_interval_s=0.05) as s:
-        assert s.gateway.probes[0].interval_s == 30.0
+        for _ in range(5):
+            await s.gateway.probes[0].poll()
         assert [call.path for call in engine.calls] == ["/v1/models"]
-    async with site(engine, config=pool(engine), probe_interval_s=0.05) as s:
-        assert s.gateway.probes[0].interval_s == 0.05
+
+
+@on_loop
+async def test_a_paid_api_is_known_by_our_own_traffic() -> None:
+    """Calls in flight, the minute's window and the latency become signals of the backend, without asking it."""
+    engine = await Engine(fails(404)).start()
+    backend = {"engine": "api", "requests_per_minute": 10}
+    async with site(engine, config=pool(engine, backend_0=backend), probe_interval_s=600.0) as s:
+        engine.script = [says("hi"), says("hi")]
+        assert (await s.chat("p")).status == 200
+        assert (await s.chat("p", stream=True)).status == 200
+        await s.gateway.probes[0].poll()
+        signals = {name: signal.value for name, signal in s.router.backends.by_id["a"].signals.items()}
+        assert (signals["n_running"], signals["request_window_ratio"]) == (0.0, 0.2)
+        assert signals["e2e_s"] >= 0.0
 
 
 @on_loop

@@ -22,6 +22,7 @@ from .answers import error_body, retry_after
 from .events import EventStream
 from .identity import Conversation
 from .openai import BYTES_PER_TOKEN, UNREADABLE, ModelRequest
+from .readers.api import ApiMeter
 from .replies import StreamedReplies, whole_replies
 from .usage import read_usage
 
@@ -62,11 +63,13 @@ class Relay:
         "_head",
         "_is_busy",
         "_is_over",
+        "_meter",
         "_n_answer_bytes",
         "_number",
         "_path",
         "_replies",
         "_request",
+        "_sent_at_s",
         "_turns",
         "conversation",
         "program_id",
@@ -101,6 +104,9 @@ class Relay:
         self._is_over = False
         """The client has its answer; what the engine still says is nobody's."""
         self._first_byte_at_s: float | None = None
+        self._meter: ApiMeter | None = None
+        """Where the attempt in flight is one at a paid API."""
+        self._sent_at_s = 0.0
         self._clear()
         exchange.on_disconnect = self._on_client_left
         exchange.on_pause = self._on_client_slow
@@ -133,6 +139,10 @@ class Relay:
             link.name_header,
         ) + b"x-loadwise-decision: %d\r\nx-loadwise-wait-ms: %d\r\n" % (command.decision_id, command.wait_s * 1000.0)
         body = self._request.encode(link.served_model)
+        self._stop_meter()
+        if link.meter is not None:
+            self._meter, self._sent_at_s = link.meter, self._turns.host.now_s()
+            link.meter.sent(self._sent_at_s)
         self._attempt = link.upstream.send(b"POST", self._path, link.request_headers, body, self)
         if command.attempt == 1:
             self._turns.note_overhead(self._turns.host.now_s() - self.received_at_s - command.wait_s)
@@ -140,8 +150,17 @@ class Relay:
     def cancel(self) -> None:
         """Close the engine's connection, so that it stops."""
         attempt, self._attempt = self._attempt, None
+        self._stop_meter()
         if attempt is not None:
             attempt.cancel()
+
+    def _stop_meter(self, *, is_answered: bool = False) -> None:
+        """The attempt counts as in flight no longer."""
+        meter, self._meter = self._meter, None
+        if meter is not None and is_answered:
+            meter.answered(self._sent_at_s, self._turns.host.now_s(), self._answer_headers)
+        elif meter is not None:
+            meter.ended()
 
     def end(self, command: c.EndTurn) -> None:
         """Tell the client that there is no answer, unless it has heard already."""
@@ -188,6 +207,8 @@ class Relay:
         """The engine's status and headers."""
         self._answer_status = status
         self._answer_headers = headers
+        if self._meter is not None:
+            self._meter.heard(self._turns.host.now_s(), headers)
         if status < 400 and headers.get(b"content-type", b"").startswith(b"text/event-stream"):
             self._events = EventStream(drops_usage=self._request.adds_usage)
             if self.conversation is not None:
@@ -310,6 +331,7 @@ class Relay:
 
     def _complete(self, usage: Usage, replies: list[object]) -> None:
         turns = self._turns
+        self._stop_meter(is_answered=True)
         turns.settle(self, replies)
         turns.host.relay_by_turn.pop(self.turn_id, None)
         turns.host.post(
@@ -328,6 +350,7 @@ class Relay:
         self, outcome: AttemptOutcome, detail: str, *, status: int | None = None, retry_after_s: float | None = None
     ) -> None:
         turns = self._turns
+        self._stop_meter()
         usage = Usage()
         if self._events is not None:
             usage = self._events.usage or self._estimate(self._events.n_bytes // EVENT_BYTES)

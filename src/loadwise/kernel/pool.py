@@ -7,7 +7,7 @@ from typing import Literal
 from .errors import ConfigError
 from .fact import Fact
 
-EngineKind = Literal["vllm", "sglang", "llamacpp", "tgi", "api", "emulator"]
+EngineKind = Literal["vllm", "sglang", "llamacpp", "tgi", "trtllm", "api", "emulator"]
 
 
 PRICE_MAX_USD = 1e9
