@@ -403,7 +403,7 @@ async def test_a_paid_api_is_known_by_our_own_traffic() -> None:
     engine = await Engine(fails(404)).start()
     backend = {"engine": "api", "requests_per_minute": 10}
     async with site(engine, config=pool(engine, backend_0=backend), probe_interval_s=600.0) as s:
-        engine.script = [says("hi"), says("hi")]
+        engine.script = [says(), says()]
         assert (await s.chat("p")).status == 200
         assert (await s.chat("p", stream=True)).status == 200
         await s.gateway.probes[0].poll()

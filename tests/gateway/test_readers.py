@@ -1,4 +1,4 @@
-"""Readers: pages of every kind of engine, recorded or in their format, and pages that are torn, old or of two engines."""
+"""Readers: pages of every kind of engine, recorded or in its format; torn, old, and of two engines."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_sglang() -> None:
 
 
 def test_a_recorded_busy_llamacpp() -> None:
-    """Requests from the metrics, memory from the slots, as recorded from a real server with two slots and three calls."""
+    """Requests from the metrics, memory from the slots, as recorded from a real server (2 slots, 3 calls)."""
     llama = reader("llamacpp")
     pages = {
         "/metrics": dump("llamacpp-metrics.txt"),
@@ -185,7 +185,8 @@ def test_llamacpp_with_its_metrics_off_still_shows_its_slots() -> None:
     values = reader("llamacpp").read({"/slots": dump("llamacpp-slots.json")}, 0.0)
     assert (values["n_running"], values["n_slots"]) == (2, 2)
     assert "n_waiting" not in values
-    odd = b'[{"id":0,"is_processing":false,"n_ctx":4096},{"is_processing":true,"next_token":{"n_decoded":5},"n_past":7}, 3]'
+    busy = b'{"is_processing":true,"next_token":{"n_decoded":5},"n_past":7}'
+    odd = b'[{"id":0,"is_processing":false,"n_ctx":4096},' + busy + b", 3]"
     assert reader("llamacpp").read({"/slots": odd}, 0.0) == {"n_running": 1.0, "n_slots": 2.0}
     assert reader("llamacpp").read({"/slots": b"[", "/props": b"[]"}, 0.0) == {}
 
