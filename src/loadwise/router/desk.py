@@ -18,6 +18,7 @@ from .backends import Backends
 from .config import RouterConfig
 from .counts import Counts
 from .credit import Credit
+from .divert import Divert
 from .pacing import Pacing
 from .program import CalledOff, Turn
 from .routing import Routing
@@ -46,10 +47,12 @@ class Desk:
         self.configured_pool = self.backends.digest()
         self.admission = Admission(config, self.backends, streams, resolve, self.policy_failed)
         self.credit = Credit(config, streams, resolve, self.policy_failed)
-        self.routing = Routing(config, self.backends, self.admission, self.credit, streams)
+        self.divert = Divert(config, self.backends, self.admission)
+        self.routing = Routing(config, self.backends, self.admission, self.credit, self.divert, streams)
         self.pacing = Pacing(config.feedback)
         self.agenda = Agenda()
         self.table = ProgramTable()
+        self.admission.books.programs = self.table.by_id
         self.turns: dict[TurnId, Turn] = {}
         """Open turns."""
         self.called_off: dict[TurnId, CalledOff] = {}

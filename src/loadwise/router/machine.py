@@ -49,6 +49,7 @@ from .ending import Ending
 from .laws import check
 from .lifecycle import EXTERNAL as EXTERNAL
 from .lifecycle import Lifecycle
+from .pausing import Pausing
 from .pool import PoolChanges
 from .program import Turn
 from .state import dump_router, load_router
@@ -112,6 +113,7 @@ class Router:
         ending = Ending(desk)
         lifecycle = Lifecycle(desk, ending)
         self._dispatching = Dispatching(desk, ending)
+        self._pausing = Pausing(desk, self._dispatching)
         self._binding = Binding(desk, ending, self._dispatching)
         arriving = Arriving(desk, ending, lifecycle, self._binding, self._dispatching)
         attempts = Attempts(desk, ending, self._dispatching, self._binding, lifecycle)
@@ -141,6 +143,7 @@ class Router:
             "retry": pool.retry_due,
             "quiet": pool.quiet_due,
             "window": pool.window_due,
+            "tick": self._pausing.tick_due,
         }
 
     @property
@@ -180,6 +183,7 @@ class Router:
         handler = self._handler_by_event[type(event)] if _is_writable(event) else self._refuse_unwritable
         handler(event)
         self._start_waiting()
+        self._pausing.keep_ticking()
         next_at_s = self.agenda.next_at_s
         if next_at_s is not None and (desk.timer_at_s is None or next_at_s < desk.timer_at_s):
             desk.timer_at_s = next_at_s
@@ -201,9 +205,15 @@ class Router:
 
     def _start_waiting(self) -> None:
         """Start whoever may start now: held turns, then programs whose start is paced, until nothing moves."""
+        desk = self.desk
+        if desk.admission.n_held and desk.config.order.kind == "fair":
+            self._dispatching.note_heads()
         while True:
             if self.backends.roomy:
+                desk.admission.is_stirred = True
                 self._dispatching.start_held()
+            if desk.admission.n_held and self._dispatching.move_held():
+                continue
             if not self._binding.start_next():
                 return
 
