@@ -8,6 +8,7 @@ none unless told to. Success probabilities are assumed; no figure of a paper is 
 """
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -176,6 +177,7 @@ def sweep_json(sweep: Sweep) -> dict[str, Any]:
         "wall_s": sweep.wall_s,
         "core_s_per_cell": sweep.core_s_per_cell,
         "wall_s_per_1000_cells": sweep.wall_s_per_1000_cells,
+        "core_s_per_1000_cells_and_process": sweep.core_s_per_cell * N_CELLS / sweep.n_processes,
         "turns_per_core_s": sum(one.n_turns for one in sweep.outcomes) / sum(one.core_s for one in sweep.outcomes),
     }
     return {
@@ -188,6 +190,7 @@ def sweep_json(sweep: Sweep) -> dict[str, Any]:
             "numba": HAS_NUMBA,
             "n_programs": N_PROGRAMS,
             "processes": sweep.n_processes,
+            "load_average": os.getloadavg()[0],
             "is_extrapolated": len(sweep.outcomes) < N_CELLS,
         },
         "values": values,

@@ -16,7 +16,8 @@ from .content import FIRST_NAMED_ORIGIN, Contents, Line
 from .engine import ContextTooLong, EngineRequest, Output, Step
 from .fast_run import costs_of
 from .hybrid_core import fast_tell, tell
-from .kv_cache import BlockPool, KvCache
+from .kv_blocks import BlockPool
+from .kv_cache import KvCache
 from .vllm_engine import VllmEngineSpec
 
 _N_CALLS = 256
