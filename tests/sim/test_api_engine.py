@@ -7,11 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadwise.kernel.errors import ConfigError
+from loadwise.kernel.events import AttemptEnded
 from loadwise.sim.api_engine import ApiEngine, ApiEngineSpec, RateLimited
 from loadwise.sim.engine import ContextTooLong, EngineRequest
 from loadwise.sim.scenario import parse_scenario
 from loadwise.sim.simulate import simulate
 
+from .direct_machine import DirectMachine
 from .engine_driver import drive
 
 
@@ -116,3 +118,61 @@ workload: {preset: single-shot, arrivals: {kind: poisson, programs_per_s: 1}}
     report = simulate(parse_scenario(text), 0)
     assert report.programs["open"] == 0
     assert 10 < report.programs["finished"] <= 30
+
+
+def test_a_refusal_says_when_to_come_back() -> None:
+    """Tokens of a minute are freed in order: a call is told the instant from which on it fits, and fits then."""
+    engine = ApiEngine(ApiEngineSpec(tokens_per_minute=100))
+    for i, (at_s, tokens) in enumerate([(0.0, 40), (10.0, 40)]):
+        engine.step(at_s)
+        engine.submit(request(i, tokens - 1, 1))
+    engine.step(20.0)
+    for tokens, after_s in ((30, 40.0), (70, 50.0)):
+        with pytest.raises(RateLimited) as refusal:
+            engine.submit(request(9, tokens - 1, 1))
+        assert refusal.value.retry_after_s == pytest.approx(after_s)
+    engine.step(70.0)
+    engine.submit(request(10, 69, 1))
+    with pytest.raises(ContextTooLong, match="101 tokens can never fit; the limit is 100"):
+        engine.submit(request(11, 100, 1))
+
+
+def test_the_machine_hears_when_to_come_back() -> None:
+    """A 429 of an engine reaches the machine with the seconds it asks for, as a live `Retry-After` does."""
+    text = """
+scenario: 1
+name: api
+n_programs: 4
+pool:
+  models: {m: {}}
+  backends: [{name: a, model: m}]
+engines: {a: {kind: api, requests_per_minute: 2}}
+workload: {arrivals: {kind: closed, n_agents: 4}}
+"""
+    world = parse_scenario(text)
+    machine = DirectMachine(world.backends)
+    simulate(world, 0, machine=machine)
+    ended = [event for event in machine.events if isinstance(event, AttemptEnded)]
+    refused = [event.retry_after_s for event in ended if event.status == 429]
+    assert refused == [60.0, 60.0]
+    assert [event.retry_after_s for event in ended if event.status != 429] == [None, None]
+
+
+def test_a_router_that_is_told_leaves_the_api_alone() -> None:
+    """After a refusal no call goes to a limited API until the instant that it named; then calls come through."""
+    text = """
+scenario: 1
+name: api
+n_programs: 6
+pool:
+  models: {m: {}}
+  backends: [{name: a, model: m}]
+  router: {policy: least_loaded, hold_max_s: 300}
+engines: {a: {kind: api, requests_per_minute: 2}}
+workload: {arrivals: {kind: closed, n_agents: 6}}
+"""
+    report = simulate(parse_scenario(text), 0)
+    # Two at once, two a minute later; each time a third had been sent with them and was refused.
+    assert report.programs == {"failed": 2, "finished": 4, "open": 0}
+    assert report.n_attempts == 6
+    assert 60.0 <= report.hold_max_s < 61.0

@@ -1,6 +1,7 @@
-"""`loadwise lab NAME`: experiments on measured outcomes."""
+"""`loadwise lab NAME`: experiments on measured outcomes, and on simulated load."""
 
 import argparse
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,13 +18,16 @@ EXPERIMENTS = {
     "replay": ("replay measured outcomes through the policies of the stack: success against cost", 8),
     "cold": ("the same over tasks that come once, from the first one on", 1),
 }
-"""What each does, and its default number of passes."""
+"""Replays: what each does, and its default number of passes."""
+
+OTHERS = {"fidelity": "loadwise.cli.lab_fidelity", "sweep": "loadwise.cli.lab_sweep"}
+"""Experiments with a module of their own, which has `SUMMARY`, `add_arguments(parser)` and `run(arguments)`."""
 
 DESCRIPTION = "Experiments on measured outcomes and simulated load."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """One parser for each of `EXPERIMENTS`."""
+    """One parser for each of `EXPERIMENTS` and `OTHERS`."""
     experiments = parser.add_subparsers(dest="experiment", metavar="NAME", required=True)
     for name, (summary, n_passes) in EXPERIMENTS.items():
         one = experiments.add_parser(name, help=summary, description=f"{summary.capitalize()}.", allow_abbrev=False)
@@ -34,6 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         one.add_argument("--markdown", metavar="FILE", help="write tables there")
         one.add_argument("--plot", metavar="FILE", help="draw success against cost there (.png, .svg, .pdf)")
         add_json_flag(one)
+    for name, path in OTHERS.items():
+        module = import_module(path)
+        one = experiments.add_parser(
+            name, help=module.SUMMARY, description=f"{module.SUMMARY.capitalize()}.", allow_abbrev=False
+        )
+        module.add_arguments(one)
 
 
 def _add_stream(parser: argparse.ArgumentParser) -> None:
@@ -63,6 +73,14 @@ def _add_feedback(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Run one experiment."""
+    if arguments.experiment in OTHERS:
+        status: int = import_module(OTHERS[arguments.experiment]).run(arguments)
+        return status
+    return _replay(arguments)
+
+
+def _replay(arguments: argparse.Namespace) -> int:
     """Replay, write the files asked for, report."""
     from loadwise.lab.experiment import COST_WEIGHTS, ReplayConfig, run_replay
     from loadwise.lab.feedback import FeedbackSpec

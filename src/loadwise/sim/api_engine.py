@@ -84,6 +84,9 @@ class ApiEngine:
                 f"{request.prompt_tokens} prompt and {request.output_tokens} output tokens; "
                 f"each must be >= 1 and both together <= {self.spec.max_model_len}"
             )
+        most = self.spec.tokens_per_minute
+        if most is not None and total > most:
+            raise ContextTooLong(f"request of {total} tokens can never fit; the limit is {most} tokens a minute")
         self._check_limits(total)
         self._counted.append((self._now_s, total))
         self._counted_tokens += total
@@ -131,14 +134,19 @@ class ApiEngine:
             raise RateLimited(f"{len(self._calls)} calls are open; the limit is {self.spec.max_num_seqs}")
         limit = self.spec.requests_per_minute
         if limit is not None and len(self._counted) >= limit:
-            raise RateLimited(f"the limit is {limit} requests a minute", retry_after_s=self._free_after_s())
+            raise RateLimited(f"the limit is {limit} requests a minute", retry_after_s=self._free_after_s(1))
         limit = self.spec.tokens_per_minute
         if limit is not None and self._counted_tokens + n_tokens > limit:
-            raise RateLimited(f"the limit is {limit} tokens a minute", retry_after_s=self._free_after_s())
+            surplus = self._counted_tokens + n_tokens - limit
+            raise RateLimited(f"the limit is {limit} tokens a minute", retry_after_s=self._free_after_s(surplus))
 
-    def _free_after_s(self) -> float:
-        """Until the oldest call in the window no longer counts."""
-        return WINDOW_S if not self._counted else max(self._counted[0][0] + WINDOW_S - self._now_s, 0.001)
+    def _free_after_s(self, n_tokens: int) -> float:
+        """Until so many tokens (of at least the oldest call) no longer count in the window."""
+        for taken_at_s, n in self._counted:
+            n_tokens -= n
+            if n_tokens <= 0:
+                return max(taken_at_s + WINDOW_S - self._now_s, 0.001)
+        return WINDOW_S
 
     def _cached(self, request: EngineRequest) -> int:
         ended_at_s, n_tokens = self._context.get(request.program_id, (-math.inf, 0))

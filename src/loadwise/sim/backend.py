@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from loadwise.kernel.errors import Error
+from loadwise.kernel.errors import Error, Overloaded
 from loadwise.kernel.pool import BackendHealth, BackendSpec
 from loadwise.kernel.work import AttemptOutcome, Usage
 
@@ -46,6 +46,8 @@ class AttemptOver(msgspec.Struct, frozen=True):
     outcome: AttemptOutcome
     status: int = 0
     detail: str = ""
+    retry_after_s: float | None = None
+    """What a refusal asks for, as its `Retry-After` would."""
 
 
 class VirtualBackend:
@@ -87,7 +89,8 @@ class VirtualBackend:
         try:
             self._engine.submit(attempt.request)
         except Error as error:
-            self._end(attempt.request.request_id, AttemptOutcome.STATUS, error.status, error.message)
+            retry_after_s = error.retry_after_s if isinstance(error, Overloaded) else None
+            self._end(attempt.request.request_id, AttemptOutcome.STATUS, error.status, error.message, retry_after_s)
             return
         self.advance(now_s)
 
@@ -154,5 +157,12 @@ class VirtualBackend:
         if output.is_finished:
             self._end(output.request_id, AttemptOutcome.COMPLETED, 200)
 
-    def _end(self, request_id: int, outcome: AttemptOutcome, status: int = 0, detail: str = "") -> None:
-        self._over(AttemptOver(self.attempts.pop(request_id), outcome, status, detail))
+    def _end(
+        self,
+        request_id: int,
+        outcome: AttemptOutcome,
+        status: int = 0,
+        detail: str = "",
+        retry_after_s: float | None = None,
+    ) -> None:
+        self._over(AttemptOver(self.attempts.pop(request_id), outcome, status, detail, retry_after_s))

@@ -17,7 +17,7 @@ from .engine import PREFIX_ID_TOKENS, EngineRequest
 MAX_BLOCKS_BITS = 26
 """A line has fewer than 2**26 blocks; names are `origin << 26 | block`."""
 
-_FIRST_NAMED_ORIGIN = 1 << 40
+FIRST_NAMED_ORIGIN = 1 << 40
 """Origins from here on are names from traces; the engine's own never get so far."""
 
 Line = tuple[tuple[int, int], ...]
@@ -107,7 +107,7 @@ class Contents:
         for i, prefix_id in enumerate(request.prefix_ids):
             first = i * PREFIX_ID_TOKENS // self._block_size
             if first < n_named:
-                line.append((first, _FIRST_NAMED_ORIGIN + prefix_id))
+                line.append((first, FIRST_NAMED_ORIGIN + prefix_id))
         return (*line, (n_named, self._new_origin()))
 
     def _new_line(self, request: EngineRequest) -> Line:

@@ -27,7 +27,10 @@ class Fleet:
         calendar: Calendar,
         feed: Callable[[Event], None],
         over: Callable[[AttemptOver], None],
+        *,
+        is_compiled: bool = False,
     ) -> None:
+        self._is_compiled = is_compiled
         self._scenario = scenario
         self._streams = streams
         self._calendar = calendar
@@ -66,7 +69,7 @@ class Fleet:
         engine_spec = self._scenario.engines.get(name, SimpleEngineSpec())
         return VirtualBackend(
             spec,
-            lambda: open_engine(engine_spec, self._streams, name),
+            lambda: open_engine(engine_spec, self._streams, name, is_compiled=self._is_compiled),
             lambda after_s: self._wake(name, after_s),
             self._put_over,
         )

@@ -20,8 +20,10 @@ from loadwise.settings import Config, parse_config, parse_yaml, require_unicode
 
 from .api_engine import ApiEngine, ApiEngineSpec
 from .bounds import EVERY_S_MIN, MAX_EVENTS_MAX, N_PROGRAMS_MAX, SECONDS_MAX, require_within
+from .compiled import HAS_NUMBA
 from .draw import Quantity, require_quantity
 from .engine import Engine
+from .hybrid_engine import HybridEngine, fits_hybrid
 from .servers_engine import ServersEngine, ServersEngineSpec
 from .simple_engine import SimpleEngine, SimpleEngineSpec
 from .truth import TruthSpec
@@ -165,8 +167,14 @@ class Scenario(Fact, frozen=True, kw_only=True):
         return self.config.models
 
 
-def open_engine(spec: EngineSpec, streams: Streams, name: str) -> Engine:
-    """A fresh engine of a backend."""
+def open_engine(spec: EngineSpec, streams: Streams, name: str, *, is_compiled: bool = False) -> Engine:
+    """A fresh engine of a backend.
+
+    Args:
+        is_compiled: Take compiled code where there is some for such an engine; what it does is the same.
+    """
+    if is_compiled and HAS_NUMBA and isinstance(spec, VllmEngineSpec) and fits_hybrid(spec):
+        return HybridEngine(spec)
     if isinstance(spec, ServersEngineSpec):
         return ServersEngine(spec, streams, name)
     if isinstance(spec, VllmEngineSpec):
@@ -195,6 +203,11 @@ def parse_scenario(text: str, name: str = "scenario") -> Scenario:
         document = parse_yaml(text, where=name)
     except RecursionError as error:
         raise ConfigError(f"{name} is not valid YAML: it is nested too deeply") from error
+    return convert_scenario(document, name)
+
+
+def convert_scenario(document: dict[str, Any], name: str = "scenario") -> Scenario:
+    """Read a scenario from what a YAML file would hold; `name` is used in messages."""
     require_unicode(document, name)
     version = document.get("scenario")
     if version != SCENARIO_VERSION or isinstance(version, bool):

@@ -15,6 +15,7 @@ def simulate(
     machine: Machine | None = None,
     journal: WorldJournal | None = None,
     hold_limit_s: float | None = None,
+    is_compiled: bool = False,
 ) -> Report:
     """Run a scenario to its end.
 
@@ -22,6 +23,8 @@ def simulate(
         machine: What decides; the stack of the scenario's pool where absent.
         journal: Gets every event with its commands.
         hold_limit_s: How long the machine may hold a turn at most, which is checked; the pool's own limit where absent.
+        is_compiled: Take compiled engines where there are any (hybrid-attention models, with numba): the same bytes, a
+            fraction of the time, after some seconds of compilation on a machine's first run.
 
     Raises:
         ConfigError: the scenario's pool is wrong.
@@ -32,4 +35,4 @@ def simulate(
         machine = open_stack(config, seed)
     if hold_limit_s is None:
         hold_limit_s = config.router.hold_max_s
-    return World(scenario, machine, seed, journal=journal, hold_limit_s=hold_limit_s).run()
+    return World(scenario, machine, seed, journal=journal, hold_limit_s=hold_limit_s, is_compiled=is_compiled).run()

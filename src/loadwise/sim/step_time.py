@@ -95,7 +95,10 @@ class StepCost(Fact, frozen=True, kw_only=True):
         weights = self.weights_s
         if self.expert_weights_s:
             weights += self.expert_weights_s * (1 - (1 - self.expert_ratio) ** n_tokens)
-        linear = math.sqrt(math.sqrt((self.gemm_s_per_token * n_tokens) ** 4 + weights**4))
+        # Squares instead of powers: compiled code (`hybrid_core`) must arrive at the same bits.
+        x = self.gemm_s_per_token * n_tokens
+        x, weights = x * x, weights * weights
+        linear = math.sqrt(math.sqrt(x * x + weights * weights))
         prefill = max(self.attention_s_per_pair * batch.pairs, self.kv_s_per_token * batch.prefix_tokens)
         state = self.state_s_per_request * batch.n_decode + self.scan_s_per_token * batch.new_tokens
         requests = self.token_s * n_tokens + self.request_s * (batch.n_decode + batch.n_prefill)

@@ -69,10 +69,12 @@ class World:
         *,
         journal: WorldJournal | None = None,
         hold_limit_s: float = math.inf,
+        is_compiled: bool = False,
     ) -> None:
         """
         Args:
             hold_limit_s: No turn may wait for longer without an attempt in flight; the pool's own limit.
+            is_compiled: Take compiled engines where there are any; results are the same.
         """
         self.scenario = scenario
         self.machine = machine
@@ -84,7 +86,9 @@ class World:
         self._streams = Streams(seed)
         self._truth = Truth(scenario.truth, self._streams)
         self._models = scenario.models
-        self.fleet = Fleet(scenario, self._streams, self.calendar, self.feed, self._attempt_over)
+        self.fleet = Fleet(
+            scenario, self._streams, self.calendar, self.feed, self._attempt_over, is_compiled=is_compiled
+        )
         workload = Workload(scenario.workload, self._streams)
         self.agents = Agents(
             workload,
@@ -297,6 +301,7 @@ class World:
                 status=over.status,
                 first_byte_at_s=attempt.first_byte_at_s,
                 detail=over.detail,
+                retry_after_s=over.retry_after_s,
             )
         )
 
