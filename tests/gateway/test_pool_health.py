@@ -412,6 +412,51 @@ async def test_a_paid_api_is_known_by_our_own_traffic() -> None:
         assert signals["e2e_s"] >= 0.0
 
 
+@pytest.mark.parametrize(
+    ("declared", "sent", "heard"),
+    [("lower_first", 7, 7), ("higher_first", 7, -7), (None, 7, None), ("lower_first", 0, None)],
+)
+def test_priority_reaches_engines_that_declare_it_in_their_own_sense(
+    declared: str | None, sent: int, heard: int | None
+) -> None:
+    """Lower is sooner for our clients and for vLLM, higher for SGLang; an engine that declares nothing is told none."""
+
+    @on_loop
+    async def run() -> None:
+        engine = await Engine().start()
+        backend = {} if declared is None else {"priority": declared}
+        async with site(engine, config=pool(engine, backend_0=backend)) as s:
+            headers = {"X-Loadwise-Priority": str(sent)} if sent else {}
+            assert (await s.chat("p", headers=headers)).status == 200
+            assert engine.calls[-1].json.get("priority") == heard
+
+    run()
+
+
+@on_loop
+async def test_a_held_streaming_client_hears_comments_until_it_is_served() -> None:
+    """Nothing between us gives up on it; the stream then goes on as if nothing had been, and ends with [DONE]."""
+    engine = await Engine().start()
+    router = {"hold_max_s": 20.0, "policy": "fixed"}
+    async with site(engine, config=pool(engine, backend_0={"slots": 1}, router=router), keep_alive_s=0.02) as s:
+        assert (await s.chat("first")).status == 200
+        waiting = asyncio.ensure_future(s.chat("second", stream=True))
+        await until(lambda: s.router.admission.n_held == 1)
+        (relay,) = s.host.relay_by_turn.values()
+        await until(lambda: relay._exchange.is_started)  # type: ignore[attr-defined]
+        await s.finish("first")
+        answer = await waiting
+        assert answer.status == 200
+        assert b": waiting for a place" in answer.body
+        assert answer.body.rstrip().endswith(b"data: [DONE]")
+    short = {"hold_max_s": 0.2, "policy": "fixed"}
+    async with site(engine, config=pool(engine, backend_0={"slots": 1}, router=short), keep_alive_s=0.02) as s:
+        assert (await s.chat("first")).status == 200
+        late = await s.chat("second", stream=True)
+        assert late.status == 200, "the stream had begun"
+        assert b"held_too_long" in late.body and b"[DONE]" not in late.body
+
+
 @on_loop
 async def test_what_a_policy_does_wrong_and_what_is_not_believed_is_shown() -> None:
     """Both counts stand in the metrics, so that a silent fallback is not silent."""

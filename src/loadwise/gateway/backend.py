@@ -50,6 +50,12 @@ class BackendLink:
         """Of a paid API, which shows nothing itself."""
         self.request_headers = b"content-type: application/json\r\naccept: */*\r\n" + self._key(environment)
 
+    def engine_priority(self, priority: int) -> int | None:
+        """A turn's priority as the engine counts it; None where it was not asked for, or the engine takes none."""
+        if self.spec.priority is None or priority == 0:
+            return None
+        return priority if self.spec.priority == "lower_first" else -priority
+
     async def close(self) -> None:
         """Break off what is in flight and close every connection."""
         await self.upstream.close()

@@ -5,6 +5,7 @@ dispatch (again), cancel, or end with an error. A whole answer reaches the clien
 an engine that breaks in the middle of one can still be replaced; a stream reaches the client event by event.
 """
 
+import asyncio
 import math
 from typing import TYPE_CHECKING
 
@@ -63,6 +64,7 @@ class Relay:
         "_head",
         "_is_busy",
         "_is_over",
+        "_keep_alive",
         "_meter",
         "_n_answer_bytes",
         "_number",
@@ -107,6 +109,8 @@ class Relay:
         self._meter: ApiMeter | None = None
         """Where the attempt in flight is one at a paid API."""
         self._sent_at_s = 0.0
+        self._keep_alive: asyncio.TimerHandle | None = None
+        """Due while a streaming client waits for a place."""
         self._clear()
         exchange.on_disconnect = self._on_client_left
         exchange.on_pause = self._on_client_slow
@@ -126,11 +130,34 @@ class Relay:
         """Whether the client still waits for an answer."""
         return self._exchange.is_open
 
+    def await_place(self) -> None:
+        """A streaming client that is held hears of it now and then, so that nothing between us gives up on it."""
+        if self._request.is_stream and self._attempt is None and self.is_awaited and not self._is_over:
+            loop, seconds = asyncio.get_running_loop(), self._turns.keep_alive_s
+            self._keep_alive = loop.call_later(seconds, self._comment)
+
+    def _comment(self) -> None:
+        """Say that we are there: a comment, which every reader of event streams passes over."""
+        exchange = self._exchange
+        if self._attempt is None and exchange.is_open and not self._is_over:
+            if not exchange.is_started:
+                exchange.start(200, EVENT_STREAM + self._own_head())
+            exchange.write(b": waiting for a place\n\n")
+        self._stop_commenting()
+        if exchange.is_open:
+            self.await_place()
+
+    def _stop_commenting(self) -> None:
+        handle, self._keep_alive = self._keep_alive, None
+        if handle is not None:
+            handle.cancel()
+
     # --- what the router says -------------------------------------------------------------------------------------
 
     def dispatch(self, command: c.Dispatch) -> None:
         """Send the request to the backend that was chosen."""
         self._clear()
+        self._stop_commenting()
         self._number = command.attempt
         link = self._turns.link(command.backend_id)
         self._head = b"x-loadwise-program: %b\r\nx-loadwise-model: %b\r\nx-loadwise-backend: %b\r\n" % (
@@ -138,7 +165,7 @@ class Relay:
             link.model_header,
             link.name_header,
         ) + b"x-loadwise-decision: %d\r\nx-loadwise-wait-ms: %d\r\n" % (command.decision_id, command.wait_s * 1000.0)
-        body = self._request.encode(link.served_model)
+        body = self._request.encode(link.served_model, link.engine_priority(command.priority))
         self._stop_meter()
         if link.meter is not None:
             self._meter, self._sent_at_s = link.meter, self._turns.host.now_s()
@@ -165,6 +192,7 @@ class Relay:
     def end(self, command: c.EndTurn) -> None:
         """Tell the client that there is no answer, unless it has heard already."""
         self.cancel()
+        self._stop_commenting()
         exchange = self._exchange
         self._turns.settle(self, None)
         if not exchange.is_open:
@@ -242,8 +270,9 @@ class Relay:
 
     def _pass_on(self, data: bytes) -> None:
         exchange = self._exchange
-        if not exchange.is_started:
+        if self._first_byte_at_s is None:
             self._first_byte_at_s = self._turns.host.now_s()
+        if not exchange.is_started:
             exchange.start(self._answer_status, EVENT_STREAM + self._head + self._passed_headers())
         exchange.write(data)
 
@@ -288,6 +317,10 @@ class Relay:
             self._fail(AttemptOutcome.BROKEN, f"the answer is not JSON: {error}")
             return
         headers = self._answer_headers
+        if self._exchange.is_started:  # a stream was asked for, and begun while the client was held
+            self._break_stream("the engine answered without a stream", "upstream_broken")
+            self._fail(AttemptOutcome.BROKEN, "the answer is no stream")
+            return
         kind = headers.get(b"content-type", b"application/json")
         self._first_byte_at_s = self._turns.host.now_s()
         head = b"content-type: %b\r\n%b%b" % (kind, self._head, self._passed_headers())
@@ -373,6 +406,7 @@ class Relay:
     # --- what the client does -------------------------------------------------------------------------------------
 
     def _on_client_left(self) -> None:
+        self._stop_commenting()
         turns = self._turns
         turns.settle(self, None)
         if self.turn_id:

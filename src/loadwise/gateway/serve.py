@@ -113,7 +113,14 @@ async def start(
         tenants = Tenants(opened.secret, keys)
         archive = WatchedArchive(opened.archive, say)
         turns = Turns(
-            host, links, archive, Meter(), tenants, embedder=embedder, answer_max_bytes=gateway.answer_max_bytes
+            host,
+            links,
+            archive,
+            Meter(),
+            tenants,
+            embedder=embedder,
+            answer_max_bytes=gateway.answer_max_bytes,
+            keep_alive_s=gateway.keep_alive_s,
         )
         probes = await _start_probes(host, links, gateway, closers, say)
         programs = Programs(host, archive, tenants, _when_durable(host, opened.writer, closers))

@@ -50,6 +50,7 @@ class Turns:
         *,
         embedder: Embedder | None,
         answer_max_bytes: int,
+        keep_alive_s: float = 15.0,
     ) -> None:
         self.host = host
         self.links = links
@@ -58,6 +59,7 @@ class Turns:
         self.tenants = tenants
         self.prefixes = PrefixIndex(self._is_open)
         self.answer_max_bytes = answer_max_bytes
+        self.keep_alive_s = keep_alive_s
         self.note_overhead = meter.overhead_s.observe
         self._embedder = embedder
         self._n_implicit = 0
@@ -141,6 +143,7 @@ class Turns:
             self._embed(relay, request, arrival)
         else:
             self.host.post(arrival)
+            relay.await_place()
 
     def _enter(self, relay: Relay) -> TurnId:
         """Give the turn its number, at the last moment: one that never arrives at the stack uses up none."""
@@ -217,6 +220,7 @@ class Turns:
             self.host.post(
                 msgspec.structs.replace(arrival, turn_id=turn_id, components=components, at_s=self.host.now_s())
             )
+            relay.await_place()
 
     def settle(self, relay: Relay, replies: list[object] | None) -> None:
         """A turn ended: remember the conversation of a program that is known by its messages only.

@@ -82,6 +82,10 @@ class BackendSpec(Fact, frozen=True, kw_only=True):
     kv_pool: str | None = None
     """Name of the KV cache that it shares with other backends (models on one GPU); `kv_tokens` is then all of that
     cache, in this model's tokens."""
+    priority: Literal["lower_first", "higher_first"] | None = None
+    """Which turns the engine serves first by the field `priority`; None sends it none. vLLM (with `--scheduling-policy
+    priority`) serves the lower first, SGLang (with `--enable-priority-scheduling`) the higher: opt in, nothing is
+    guessed."""
     connect_timeout_s: float = 5.0
     first_byte_timeout_s: float = 120.0
     idle_timeout_s: float = 60.0
@@ -98,6 +102,8 @@ class BackendSpec(Fact, frozen=True, kw_only=True):
                 raise ConfigError(f"backend {self.name!r}: {name} is {getattr(self, name)!r}; {limits}")
         if self.kv_pool is not None and (not self.kv_pool or self.kv_tokens is None):
             raise ConfigError(f"backend {self.name!r}: kv_pool {self.kv_pool!r} needs a name and kv_tokens")
+        if self.priority is not None and self.engine in ("llamacpp", "tgi", "trtllm"):
+            raise ConfigError(f"backend {self.name!r}: priority is {self.priority!r}; engine {self.engine} takes none")
         for name in ("connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):

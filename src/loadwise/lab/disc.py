@@ -29,7 +29,16 @@ from loadwise.sim.vllm_engine import VllmEngineSpec
 from loadwise.sim.world import World
 
 LOADS = (8, 16, 32, 48, 64, 96, 128)
-PRESETS = ("vllm_alone", "static_cap", "thunderagent", "thunderagent_state", "admission_only", "oracle", "fast", "quality")
+PRESETS = (
+    "vllm_alone",
+    "static_cap",
+    "thunderagent",
+    "thunderagent_state",
+    "admission_only",
+    "oracle",
+    "fast",
+    "quality",
+)
 N_BINS = 16
 """Kinds of task: enough that a bin's gap is the program's."""
 MAX_LOAD, MAX_PROGRAMS = 100_000, 1_000_000

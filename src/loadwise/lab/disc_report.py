@@ -151,7 +151,18 @@ def disc_json(ran: Sequence[Ran], settings: Settings) -> dict[str, Any]:
 def disc_rows(ran: Sequence[Ran]) -> list[tuple[str, ...]]:
     """The table's cells, a heading first."""
     rng = np.random.default_rng(0)
-    heading = ("pool", "in flight", "preset", "programs/h", "resolved", "resolved/h", "hit", "call s", "p95 s", "wait s")
+    heading = (
+        "pool",
+        "in flight",
+        "preset",
+        "programs/h",
+        "resolved",
+        "resolved/h",
+        "hit",
+        "call s",
+        "p95 s",
+        "wait s",
+    )
     rows: list[tuple[str, ...]] = [(*heading, "diverts", "preempted", "killed", "dear")]
     for group in by_setting(ran).values():
         one = cell_object(group, rng)

@@ -35,6 +35,8 @@ class Demand(msgspec.Struct, kw_only=True):
     sum_run_s: float = 0.0
     recent_peaks: list[int] = []
     recent_runs_s: list[float] = []
+    n_overdue: int = 0
+    """Programs that ran out of their time budget while they ran."""
     first_cached: list[int] = []
     """Tokens of first prompts that were found in the cache of late: what all programs have in common is in all."""
 
@@ -61,6 +63,16 @@ class Demand(msgspec.Struct, kw_only=True):
         return [*(spread * self.prior_run_s for spread in PRIOR_SPREAD), *self.recent_runs_s]
 
     @property
+    def finished_ratio(self) -> float:
+        """Share of programs that end within their budget once they have started, five of them assumed.
+
+        >>> Demand(prior_tokens=1, n_runs=3, n_overdue=2).finished_ratio
+        0.8
+        """
+        n_finished = PSEUDO_OBSERVATIONS + self.n_runs
+        return n_finished / (n_finished + self.n_overdue)
+
+    @property
     def common_tokens(self) -> int:
         """Leading tokens that programs share, as far as caches have shown; 0 until enough have been seen."""
         return min(self.first_cached) if len(self.first_cached) >= COMMON_MAX // 2 else 0
@@ -76,6 +88,10 @@ class Demand(msgspec.Struct, kw_only=True):
         self.n_runs += 1
         self.sum_run_s += run_s
         _remember(self.recent_runs_s, run_s, RECENT_MAX)
+
+    def learn_overdue(self) -> None:
+        """A program ran out of time."""
+        self.n_overdue += 1
 
     def learn_first(self, cached_tokens: int) -> None:
         """A program's first call was answered: so much of its prompt was there already."""

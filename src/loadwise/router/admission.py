@@ -274,6 +274,8 @@ class Admission:
         """Let the program's reservation grow to what a turn needs; it may pass the limit, and then admission stops."""
         backend_id = program.backend_id
         assert backend_id is not None
+        if self._has_own_gate and turn.needed_tokens < program.live_tokens:
+            self.stir(backend_id)  # a conversation that has been made shorter
         program.live_tokens = turn.needed_tokens
         account = self.ledger.account_by_backend[backend_id]
         if account.unit is not CapacityUnit.KV_TOKENS:
@@ -337,6 +339,7 @@ class Admission:
             demand = self.demand_by_model[self.books.model_by_backend[backend_id]]
             demand.learn_first(cached_tokens)
             self.ledger.set_common(backend_id, demand.common_tokens)
+            self.stir(backend_id)
 
     def _stir_pool(self, model_id: ModelId) -> None:
         """Something about a model has changed that may let in a held turn, of it or of those that share its caches."""
@@ -375,6 +378,7 @@ class Admission:
         usage = self._backends.signal(backend_id, "kv_usage_ratio", at_s, max_age_s)
         is_ours = not state.load.n_others
         learns = (admission.learns_overhead or admission.capacity == "calibrated") and account.pool is None
+        before = (overhead.tokens, account.capacity)
         if usage is not None and is_ours and learns and self.is_gated(backend_id):
             overhead.read(
                 kv_usage_ratio=usage,
@@ -385,10 +389,12 @@ class Admission:
             )
         if admission.capacity == "calibrated":
             found = overhead.calibrated()
-            if found is not None:
+            if found is not None and self.is_gated(backend_id):
                 account.capacity = found[0]
         elif admission.capacity == "engine" and not state.spec.declares_capacity:
             self._take_capacity(backend_id, self._backends.signal(backend_id, "kv_tokens", at_s, max_age_s))
+        if (overhead.tokens, account.capacity) != before:
+            self.stir(backend_id)
 
     def _take_capacity(self, backend_id: BackendId, kv_tokens: float | None) -> None:
         """Count in the engine's own KV tokens, as soon as nothing is held in another unit."""

@@ -182,7 +182,7 @@ class DivertConfig(Fact, frozen=True, kw_only=True):
     forecast: Literal["mean", "elapsed"] = "mean"
     """From mean run times (ORACLE), or from how long each program has run already."""
     prices_run: bool = False
-    """Count a model's expected run time with the wait."""
+    """Count a model's expected run time with the wait, and of its success only what ends within the budget."""
     rebinds: bool = False
     """Move a started program when no backend of its model takes turns any more; its context is read anew there."""
 

@@ -6,8 +6,9 @@ The divert rule (ORACLE, Eq. 4) compares success and wait on one scale:
 
 with a_m the selector's index of the model, or the success table's estimate where the selector has none. The best S
 wins, the incumbent keeps ties. The paper asks once, at the program's first turn. Since nothing of a held program is
-cached anywhere, asking again while it waits is free, and later answers are better ones: `best_move` looks for a held
-program of another model whenever a model has room to spare.
+cached anywhere, asking again while it waits is free, and later answers are better ones: with `when: held` programs are
+bound late. They stand in the line of the model that the selector chose, and whenever another has room to spare,
+`best_move` takes the one from the line that loses least by going there, if the line is long enough for that.
 
 An exploring choice is not overruled, or exploration would end where load begins (law L12): of a policy with a floor,
 what it drew by chance stays, and so does the share of the best choice that chance would have drawn.
@@ -117,7 +118,16 @@ class Divert:
 
     def score_of(self, model_id: ModelId, success: float, wait_s: float) -> float:
         """S_m of a model, with its run time where that is priced."""
-        return self.score(success, wait_s, self._admission.demand_by_model[model_id].expected_run_s)
+        return self.score(self.expected(model_id, success), wait_s, self._run_s(model_id))
+
+    def expected(self, model_id: ModelId, success: float) -> float:
+        """Expected success; where run time is priced, only of programs that end within their budget."""
+        if not self._config.divert.prices_run:
+            return success
+        return success * self._admission.demand_by_model[model_id].finished_ratio
+
+    def _run_s(self, model_id: ModelId) -> float:
+        return self._admission.demand_by_model[model_id].expected_run_s
 
     def target(
         self, incumbent: int, models: Sequence[ModelId], successes: Sequence[float], waits_s: Sequence[float]
@@ -169,14 +179,18 @@ class Divert:
         programs: Mapping[ProgramId, Program],
         at_s: float,
     ) -> Move | None:
-        """The held program that gains by starting on another model at once; of several the smallest success gap."""
+        """The held program that had better start on another model at once, if there is one.
+
+        Whoever leaves a line moves all behind one place forward, so what a departure is worth is the wait of the last
+        in line, whoever it is that departs. Hence the smallest success gap in the line is held against that wait.
+        """
         best: tuple[float, int, Move] | None = None
         for home in models:
             order = self._admission.order_by_model[home]
             away = [m for m in models if m != home and not self._admission.order_by_model[m]]
             if not len(order) or not away:
                 continue
-            line = self.line(home, len(order), at_s)
+            wait_s = self.line(home, len(order), at_s)(len(order) - 1).wait_s
             for place, turn_id in enumerate(order):
                 if place >= PLACES_MAX:
                     break
@@ -184,7 +198,6 @@ class Divert:
                 program = programs[turn.program_id]
                 if not may_move(turn, program):
                     continue
-                wait_s = line(place).wait_s
                 for model_id in away:
                     gap = self._gap(home, model_id, program, wait_s)
                     if gap is None or (best is not None and (gap, place) >= best[:2]):
@@ -198,7 +211,7 @@ class Divert:
         stays, goes = program.estimates.get(home), program.estimates.get(away)
         if stays is None or goes is None or not self.score_of(away, goes, 0.0) > self.score_of(home, stays, wait_s):
             return None
-        return stays - goes
+        return self.expected(home, stays) - self.expected(away, goes)
 
 
 def may_move(turn: Turn, program: Program) -> bool:

@@ -125,7 +125,7 @@ class Routing:
         else:
             choice = recorded
         routed, successes = choice.chosen, self._successes(program, models, choice)
-        if forecasts is not None and recorded is None:
+        if forecasts is not None and recorded is None and self._config.divert.when == "arrival":
             luck = float(self._streams.at("divert", decision_id).random())
             choice = self._divert.divert(choice, models, successes, [f.wait_s for f in forecasts], luck)
         elif recorded is not None:
