@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     presets = QUICK_PRESETS if arguments.quick else PRESETS
     if arguments.preset is not None:
         presets = tuple(arguments.preset.split(","))
-    loads = QUICK_LOADS if arguments.quick else LOADS
+    loads: tuple[int, ...] = QUICK_LOADS if arguments.quick else LOADS
     if arguments.loads is not None:
         loads = _loads(arguments.loads)
     n_seeds = 1 if arguments.quick else arguments.seeds

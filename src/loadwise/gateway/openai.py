@@ -91,7 +91,7 @@ class ModelRequest:
         if len(body) > LARGE_BYTES:
             _require_few_fields(body)
         self._fields = fields = _split(body)
-        self._encoded_for: tuple[str, bytes] | None = None
+        self._encoded_for: tuple[tuple[str, int | None], bytes] | None = None
         self._messages: list[Any] | None = None
         self.is_unread = False
         """Whether `messages` was asked for a conversation that it could not or would not read."""

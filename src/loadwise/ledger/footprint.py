@@ -7,6 +7,8 @@ ended. What must fit is the largest sum over the horizon of
 
 where c_p is the context now and x what every program appends meanwhile. The clock is the context itself, not seconds:
 under load programs become slower, not larger.
+
+Reference: Kaplan and Meier, Nonparametric estimation from incomplete observations (1958).
 """
 
 from collections.abc import Sequence
@@ -35,17 +37,31 @@ def projected(contexts: Sequence[float], peaks: Sequence[float]) -> Floats:
     if not contexts:
         return np.zeros(HORIZON_STEPS)
     now = np.asarray(contexts, dtype=np.float64)
-    known = np.sort(np.asarray(peaks, dtype=np.float64))
-    growth = np.linspace(0.0, max(float(known[-1]), float(now.max())), HORIZON_STEPS)
+    ended = np.sort(np.asarray(peaks, dtype=np.float64))
+    left = survival(ended, now)
+    growth = np.linspace(0.0, max(float(ended[-1]), float(now.max())), HORIZON_STEPS)
     later = now[:, None] + growth[None, :]
-    alive = _exceed(known, later) / np.maximum(_exceed(known, now), 1e-12)[:, None]
+    alive = left[np.searchsorted(ended, later)] / np.maximum(left[np.searchsorted(ended, now)], 1e-9)[:, None]
     total: Floats = (later * np.minimum(alive, 1.0)).sum(axis=0)
     total[0] = now.sum()  # whoever is larger than any peak seen is there all the same
     return total
 
 
-def _exceed(known: Floats, x: Floats) -> Floats:
-    """P(peak >= x), from sorted peaks."""
-    n_below = np.searchsorted(known, x, side="left")
-    share: Floats = (len(known) - n_below) / len(known)
-    return share
+def survival(ended: Floats, running: Floats) -> Floats:
+    """P(peak >= x) by Kaplan and Meier: those that run have shown only that their peaks are not below what they hold.
+
+    Without them a young past would lie: the first programs to end are the small ones.
+
+    Args:
+        ended: sorted peaks, shape (m,).
+        running: contexts of programs that have not ended, shape (n,).
+
+    Returns:
+        Shape (m + 1,); entry i holds beyond `ended[i - 1]` up to `ended[i]`.
+
+    >>> survival(np.array([1.0, 2.0]), np.array([5.0, 5.0])).round(2).tolist()
+    [1.0, 0.75, 0.5]
+    """
+    n_at_risk = len(ended) - np.arange(len(ended)) + (running[None, :] >= ended[:, None]).sum(axis=1)
+    left: Floats = np.concatenate(([1.0], np.cumprod(1.0 - 1.0 / n_at_risk)))
+    return left
