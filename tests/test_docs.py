@@ -11,10 +11,13 @@ from loadwise.gateway.serve import gateway_config
 from loadwise.policy.checks import check_policy
 from loadwise.policy.registry import policy_names
 from loadwise.router.config import RouterConfig
-from loadwise.settings import parse_config, parse_yaml
+from loadwise.runner.config import VerificationConfig
+from loadwise.settings import TaskTypeSpec, parse_config, parse_yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("bench/*.md")])
+
+SAMPLED = [ROOT / "README.md", ROOT / "docs/formats/pool.md", ROOT / "docs/running-verifiers.md"]
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -22,7 +25,11 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(), flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs/formats/pool.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [ROOT / "README.md", ROOT / "docs/formats/pool.md", ROOT / "docs/running-verifiers.md"],
+    ids=lambda page: page.name,
+)
 def test_pool_file_samples_are_accepted(page: Path) -> None:
     """What a reader copies starts."""
     samples = [block for block in blocks(page, "yaml") if "backends:" in block]
@@ -43,6 +50,7 @@ def test_every_key_of_the_pool_file_is_documented() -> None:
     """A key that a user can write stands in the page of the format."""
     page = (ROOT / "docs/formats/pool.md").read_text()
     keys = {*RouterConfig.__struct_fields__, *GatewayConfig.__struct_fields__} - {"trade", "reward"}
+    keys |= {*TaskTypeSpec.__struct_fields__, *VerificationConfig.__struct_fields__}
     assert [key for key in sorted(keys) if f"`{key}`" not in page] == []
 
 

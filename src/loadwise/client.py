@@ -83,6 +83,8 @@ class Program:
         """The client to call with: a copy on the same connections, whose requests belong to this program."""
         self.artefacts: dict[str, Any] = {}
         """What a verifier needs to see; sent when the program finishes. What is no string is sent as JSON."""
+        self.references: dict[str, Any] = {}
+        """What would be right, for a verifier to compare with: from your task's data, never from the model."""
         # Retries are ours, so that a report is repeated with the same body and a refusal is not repeated at all.
         self._control: Any = client.with_options(max_retries=0, timeout=_TIMEOUT_S)
         self._is_async = inspect.iscoroutinefunction(client.post)
@@ -132,6 +134,8 @@ class Program:
         verifier: str | None = None,
         version: str | None = None,
         verdict_id: str | None = None,
+        correction: bool = False,
+        explanation: str | None = None,
     ) -> dict[str, Any]:
         """Tell how the program turned out, before or after its end. The same verdict again changes nothing.
 
@@ -140,6 +144,9 @@ class Program:
             verifier: who says so.
             version: of the verifier.
             verdict_id: your own id of this verdict; one per program where absent.
+            correction: it replaces the verdict that stands; a person's (`verifier="human"`) replaces a machine's
+                without it.
+            explanation: why, in words.
 
         Returns:
             `{"program", "credited", "decision"}`, once the verdict is durable.
@@ -149,7 +156,9 @@ class Program:
             openai.APIError: the gateway refused (unknown program, another verdict stands), or cannot be reached.
         """
         self._require(is_async=False, instead="await p.averdict(...)")
-        return self._report("verdict", self._verdict_body(verdict, score, verifier, version, verdict_id))
+        return self._report(
+            "verdict", self._verdict_body(verdict, score, verifier, version, verdict_id, correction, explanation)
+        )
 
     def _report(self, verb: str, body: dict[str, Any]) -> dict[str, Any]:
         for pause_s in (*RETRY_PAUSES_S, None):
@@ -195,10 +204,14 @@ class Program:
         verifier: str | None = None,
         version: str | None = None,
         verdict_id: str | None = None,
+        correction: bool = False,
+        explanation: str | None = None,
     ) -> dict[str, Any]:
         """`verdict` for an `AsyncOpenAI`."""
         self._require(is_async=True, instead="p.verdict(...)")
-        return await self._areport("verdict", self._verdict_body(verdict, score, verifier, version, verdict_id))
+        return await self._areport(
+            "verdict", self._verdict_body(verdict, score, verifier, version, verdict_id, correction, explanation)
+        )
 
     async def _areport(self, verb: str, body: dict[str, Any]) -> dict[str, Any]:
         import asyncio  # here, so that `import loadwise.client` stays light
@@ -228,16 +241,27 @@ class Program:
         _log.warning("program_not_finished program=%s problem=%s", self.id, problem)
 
     def _finish_body(self) -> dict[str, Any]:
-        return {"artefacts": {name: _as_text(value) for name, value in self.artefacts.items()}}
+        body: dict[str, Any] = {"artefacts": {name: _as_text(value) for name, value in self.artefacts.items()}}
+        if self.references:
+            body["references"] = {name: _as_text(value) for name, value in self.references.items()}
+        return body
 
     def _verdict_body(
-        self, verdict: str, score: float | None, verifier: str | None, version: str | None, verdict_id: str | None
+        self,
+        verdict: str,
+        score: float | None,
+        verifier: str | None,
+        version: str | None,
+        verdict_id: str | None,
+        correction: bool,
+        explanation: str | None,
     ) -> dict[str, Any]:
         if verdict not in _VERDICTS:
             raise ValueError(f"verdict is {verdict!r}; it must be one of {', '.join(_VERDICTS)}")
         if score is not None and not (math.isfinite(score) and 0.0 <= score <= 1.0):
             raise ValueError(f"score is {score!r}; it must be in [0, 1]")
         said = {"verdict": verdict, "score": score, "verifier": verifier, "version": version}
+        said |= {"correction": correction or None, "explanation": explanation}
         return {name: value for name, value in said.items() if value is not None} | {
             "id": verdict_id or self._verdict_id
         }

@@ -5,7 +5,6 @@ shape as a pool file, and every explicit value wins over it.
 """
 
 import importlib
-import math
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -24,8 +23,14 @@ from loadwise.kernel.streams import Streams
 from loadwise.policy.base import Candidate, Context, Policy
 from loadwise.policy.registry import PolicySpec, Resolve, is_path, make_policy, named_candidates
 from loadwise.router.config import RouterConfig
-from loadwise.router.machine import EXTERNAL, Router
+from loadwise.router.lifecycle import REPORTED
+from loadwise.router.machine import Router
 from loadwise.router.pool import BACKENDS_MAX, MODELS_MAX
+from loadwise.verify.case import Case
+from loadwise.verify.debias import ErrorRates
+from loadwise.verify.registry import make_verifier
+from loadwise.verify.spec import VERIFIER_KINDS as VERIFIER_KINDS
+from loadwise.verify.spec import VerifierSpec as VerifierSpec
 
 _T = TypeVar("_T")
 
@@ -33,26 +38,6 @@ DEFAULT_PRESET = "loadwise"
 
 SEEDS = 1 << 64
 """Seeds are below it: a journal holds no longer integer, and more bits would change nothing."""
-
-VERIFIER_KINDS = (
-    EXTERNAL,
-    "exact",
-    "choice",
-    "numeric",
-    "math",
-    "code",
-    "patch",
-    "container",
-    "state",
-    "judge",
-    "command",
-    "webhook",
-    "human",
-    "fusion",
-)
-
-RUN_VERIFIER_KINDS = frozenset({EXTERNAL})
-"""Kinds that need no runner, or have one. The others are accepted, and arrive with the verification subsystem."""
 
 _LIFTED = {
     "seconds_per_point": "trade",
@@ -74,20 +59,18 @@ _POLICY_SHORTHANDS = {"exploration": "alpha", "exploration_floor": "exploration_
 """Keys under `router:` that are options of the policy."""
 
 
-class VerifierSpec(Fact, frozen=True, kw_only=True):
-    """Who judges programs of a task type."""
+class QuotaSpec(Fact, frozen=True, kw_only=True):
+    """What the verifier of one task type may spend in any hour; null has no bound."""
 
-    kind: str = EXTERNAL
-    """`external`: somebody reports verdicts over HTTP. Other kinds are run by the verification subsystem."""
-    run: str | None = None
-    url: str | None = None
-    timeout_s: float = 60.0
+    programs_per_hour: int | None = None
+    """Programs judged."""
+    usd_per_hour: float | None = None
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.timeout_s) and self.timeout_s > 0):
-            raise ConfigError(f"verifier timeout_s is {self.timeout_s!r}; it must be a finite number > 0")
-        if self.kind not in VERIFIER_KINDS:
-            raise ConfigError(f"verifier kind {self.kind!r} is unknown; known: {', '.join(VERIFIER_KINDS)}")
+        if self.programs_per_hour is not None and not 0 <= self.programs_per_hour <= 10**9:
+            raise ConfigError(f"quota.programs_per_hour is {self.programs_per_hour!r}; it must be in [0, 1e9]")
+        if self.usd_per_hour is not None and not 0.0 <= self.usd_per_hour <= 1e9:
+            raise ConfigError(f"quota.usd_per_hour is {self.usd_per_hour!r}; it must be in [0, 1e9]")
 
 
 class TaskTypeSpec(Fact, frozen=True, kw_only=True):
@@ -95,6 +78,32 @@ class TaskTypeSpec(Fact, frozen=True, kw_only=True):
 
     examples: tuple[str, ...] = ()
     verifier: VerifierSpec = VerifierSpec()
+    false_pass: float = 0.0
+    """Of wrong programs, the share that this verifier passes (e0)."""
+    false_fail: float = 0.0
+    """Of right programs, the share that it fails (e1)."""
+    quota: QuotaSpec = QuotaSpec()
+    references: dict[str, str] = {}
+    """What would be right, by name, for every program of this type; a program's own references go before it."""
+    known_pass: Case | None = None
+    """A case that the verifier must pass before its verdicts are credited; its own where it ships one."""
+    known_fail: Case | None = None
+
+    def __post_init__(self) -> None:
+        make_verifier(self.verifier)  # a wrong option is found when the file is read, not when the first program ends
+        try:
+            ErrorRates(false_pass_ratio=self.false_pass, false_fail_ratio=self.false_fail)
+        except ConfigError as error:
+            raise ConfigError(
+                error.message.replace("false_pass_ratio", "false_pass").replace("false_fail_ratio", "false_fail")
+            ) from error
+
+    @property
+    def error_rates(self) -> ErrorRates | None:
+        """How often the verifier is known to be wrong; None where it is taken at its word."""
+        if self.false_pass == self.false_fail == 0.0:
+            return None
+        return ErrorRates(false_pass_ratio=self.false_pass, false_fail_ratio=self.false_fail)
 
 
 class Config(Fact, frozen=True, kw_only=True):
@@ -107,6 +116,8 @@ class Config(Fact, frozen=True, kw_only=True):
     preset: str = DEFAULT_PRESET
     gateway: dict[str, Any] = {}
     """Checked by the gateway, which alone knows its keys."""
+    verification: dict[str, Any] = {}
+    """How verifiers are run; checked by the runner, which alone knows its keys."""
 
     def __post_init__(self) -> None:
         if not self.models:
@@ -135,13 +146,9 @@ class Config(Fact, frozen=True, kw_only=True):
                 )
 
     @property
-    def unrun_verifiers(self) -> dict[str, str]:
-        """Task types and the kinds of their verifiers, where nothing here runs that kind yet.
-
-        Their programs wait for a verdict that somebody has to report; a host says so when it starts.
-        """
-        kinds = {name: spec.verifier.kind for name, spec in self.task_types.items()}
-        return {name: kind for name, kind in kinds.items() if kind not in RUN_VERIFIER_KINDS}
+    def run_task_types(self) -> dict[str, TaskTypeSpec]:
+        """Task types whose verifiers are run here; of the others somebody reports verdicts."""
+        return {name: spec for name, spec in self.task_types.items() if spec.verifier.kind not in REPORTED}
 
 
 def load_config(path: str | Path) -> Config:
@@ -216,7 +223,16 @@ def open_stack(
     else:
         config = parse_config(config)
     verifiers = {name: spec.verifier.kind for name, spec in config.task_types.items()}
-    router = Router(config.models, config.backends, config.router, verifiers, seed, resolve=resolve or import_class)
+    rates = {name: found for name, spec in config.task_types.items() if (found := spec.error_rates) is not None}
+    router = Router(
+        config.models,
+        config.backends,
+        config.router,
+        verifiers,
+        seed,
+        resolve=resolve or import_class,
+        error_rates=rates,
+    )
     return Stack({"router": router}, dict.fromkeys(router.heard_events, "router"))
 
 

@@ -361,3 +361,47 @@ def test_a_diagnosis_is_a_fact() -> None:
     """It can be written as JSON and read back."""
     found = diagnose(Engine(VLLM))
     assert msgspec.json.decode(msgspec.json.encode(found), type=Diagnosis) == found
+
+
+def verifier_findings(task_types: dict[str, Any], **verification: Any) -> list[tuple[str, str, str]]:
+    """What is found of verifiers."""
+
+    async def run() -> list[tuple[str, str, str]]:
+        config = parse_config({"models": {"m": {}}, "task_types": task_types, "verification": verification})
+        found = (await examine(config, GatewayConfig(port=0, journal=None))).findings
+        return [(f.level, f.subject, f.text) for f in found if f.subject.startswith(("task type", "verification"))]
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("task_type", "level", "said"),
+    [
+        ({"verifier": {"kind": "exact"}}, "ok", "rightly"),
+        ({"verifier": {"kind": "exact"}, "known_pass": {"answer": "a"}}, "warning", "could not be judged"),
+        (
+            {"verifier": {"kind": "exact"}, "known_fail": {"answer": "a", "references": {"reference": "a"}}},
+            "broken",
+            "known fail was judged pass",
+        ),
+        ({"verifier": {"kind": "judge"}}, "note", "when the gateway serves"),
+        (
+            {"verifier": {"kind": "command", "run": "true"}},
+            "warning",
+            "not checked for want of known_pass",
+        ),
+    ],
+)
+def test_verifiers_judge_their_known_cases(task_type: dict[str, Any], level: str, said: str) -> None:
+    """Before anybody relies on them; a judge is asked by a gateway that serves only."""
+    ((found_level, subject, text),) = verifier_findings({"work": task_type})
+    assert (found_level, subject) == (level, "task type work") and said in text
+
+
+def test_verification_that_could_not_start_is_broken_or_told() -> None:
+    """A wrong section; code without a sandbox; and nothing at all where nothing is run."""
+    assert verifier_findings({"work": {}}) == []
+    ((level, _, text),) = verifier_findings({"work": {"verifier": {"kind": "exact"}}}, sandbox="jail")
+    assert level == "broken" and "sandbox" in text
+    found = verifier_findings({"work": {"verifier": {"kind": "code"}}}, sandbox="none")
+    assert [level for level, _, _ in found] == ["warning", "warning"] and "refused" in found[0][2]

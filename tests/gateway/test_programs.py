@@ -13,6 +13,7 @@ from sites import on_loop, site, until
 
 from loadwise.gateway import turns
 from loadwise.kernel.commands import ProgramRecord
+from loadwise.runner.embed import Reading
 
 LARGE = 10**400
 
@@ -39,8 +40,8 @@ class SlowEmbedder:
     def __init__(self) -> None:
         self.waiting: list[Any] = []
 
-    def components_now(self, text: str) -> tuple[float, ...] | None:
-        return (1.0,) if text == "known" else None
+    def read_now(self, text: str) -> Reading | None:
+        return Reading((1.0,)) if text == "known" else None
 
     def submit(self, text: str, callback: Any) -> None:
         self.waiting.append(callback)
@@ -60,7 +61,7 @@ async def test_first_turns_wait_for_one_embedding_each_and_bind_once() -> None:
         assert (await s.chat("r", "known")).status == 200
         await until(lambda: s.gateway.server.statistics().exchanges_open == 3)
         for callback in embedder.waiting:
-            callback((0.5, 0.5))
+            callback(Reading((0.5, 0.5)))
         answers = await asyncio.gather(*asked)
         assert {a.headers["x-loadwise-decision"] for a in answers} == {"2"}
         assert s.program("q") is None and s.counts.arrived == 4
@@ -73,7 +74,7 @@ async def test_a_first_turn_does_not_wait_for_ever_for_its_embedding(monkeypatch
     embedder = SlowEmbedder()
     async with site(Engine(), embedder=embedder) as s:
         assert (await s.chat("p", "new")).status == 200
-        embedder.waiting[0]((1.0,))
+        embedder.waiting[0](Reading((1.0,)))
         assert (await s.chat("p")).status == 200
         assert s.counts.arrived == 2
 

@@ -66,7 +66,7 @@ COMMANDS: tuple[c.Command, ...] = (
     c.Archive(program=RECORD),
 )
 LOOSE = {c.RecordDecision: {"context"}, c.RecordPropensities: {"propensities"}}
-LOOSE[c.RecordCredit] = {"success", "cost_usd", "reward"}
+LOOSE[c.RecordCredit] = {"success", "cost_usd", "reward", "replaced_reward"}
 
 
 def test_every_command_is_covered() -> None:

@@ -16,6 +16,7 @@ from loadwise.kernel.stack import Stack
 from loadwise.kernel.work import AttemptOutcome, EndReason, Usage, Verdict, VerdictKind
 from loadwise.router.config import RouterConfig
 from loadwise.router.machine import Router
+from loadwise.verify.debias import ErrorRates
 
 SEED = 11
 MODELS = {
@@ -33,11 +34,13 @@ def make_stack(
     *backends: BackendSpec,
     models: dict[str, ModelSpec] = MODELS,
     verifiers: dict[str, str] | None = None,
+    error_rates: dict[str, ErrorRates] | None = None,
     **router: Any,
 ) -> Stack:
     """A stack around one router; `router` are fields of its configuration."""
     config = RouterConfig(**router)
-    machine = Router(models, backends, config, verifiers or {}, SEED, resolve=CLASS_BY_PATH.__getitem__)
+    resolve = CLASS_BY_PATH.__getitem__
+    machine = Router(models, backends, config, verifiers or {}, SEED, resolve=resolve, error_rates=error_rates)
     return Stack({"router": machine}, dict.fromkeys(machine.heard_events, "router"))
 
 
@@ -73,7 +76,8 @@ class Host:
         self.running: dict[int, c.Dispatch] = {}
         self.n_attempts_by_turn: dict[int, int] = {}
         self.asked: dict[int, c.AskSelector] = {}
-        self.credited: set[int] = set()
+        self.credited: dict[int, float] = {}
+        """Rewards in force, by decision."""
         self.decided: dict[int, c.RecordDecision] = {}
         self.archived: list[c.ProgramRecord] = []
         self.timer_at_s: float | None = None
@@ -129,9 +133,11 @@ class Host:
         """The agent says that its program is over."""
         return self.send(e.ProgramEnded(at_s=self.now_s, program_id=program_id, reason=reason))
 
-    def judge(self, program_id: str = "p", verdict: str = "pass", score: float | None = None) -> list[c.Command]:
+    def judge(
+        self, program_id: str = "p", verdict: str = "pass", score: float | None = None, **more: Any
+    ) -> list[c.Command]:
         """A verdict arrives."""
-        said = Verdict(verdict=VerdictKind(verdict), score=score)
+        said = Verdict(verdict=VerdictKind(verdict), score=score, **more)
         return self.send(e.VerdictArrived(at_s=self.now_s, program_id=program_id, verdict=said))
 
     def wake(self) -> list[c.Command]:
@@ -196,8 +202,10 @@ class Host:
                 assert command.decision_id not in self.decided
                 self.decided[command.decision_id] = command
             case c.RecordCredit():
-                assert command.decision_id not in self.credited, "law L11"
-                self.credited.add(command.decision_id)
+                had = self.credited.pop(command.decision_id, None)
+                assert had == command.replaced_reward, "law L11: one credit is in force, and a correction names it"
+                if not command.is_withdrawn:
+                    self.credited[command.decision_id] = command.reward
             case c.AskSelector():
                 self.asked[command.decision_id] = command
             case c.Archive():

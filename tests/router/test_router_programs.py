@@ -405,6 +405,7 @@ def _verdicts():
     h.serve("censored")
     h.finish("censored")
     h.after(10.0).wake()
+    h.judge("censored", is_correction=True)
 
 
 def _divert_while_held():

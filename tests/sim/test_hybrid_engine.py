@@ -1,6 +1,10 @@
 """The compiled engine for hybrid models against the block-level reference: the same, token by token and bit by bit."""
 
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -9,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import loadwise
 from loadwise.kernel.errors import ConfigError, LawBroken, Overloaded
 from loadwise.kernel.streams import Streams
 from loadwise.sim import hybrid_state as at
@@ -229,3 +234,10 @@ def test_the_table_of_names_is_a_dictionary_of_lists(todo: list[tuple[int, int, 
             names[block] = name
         for name, blocks in known.items():
             assert find_block(m, name) == (blocks[0] if blocks else 0)
+
+
+def test_numba_is_imported_only_when_asked_for() -> None:
+    """Reading and running a scenario does not pay for a compiler that it does not use."""
+    code = "import sys, loadwise.sim.simulate, loadwise.sim.scenario; sys.exit('numba' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(Path(loadwise.__file__).parents[1])}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from loadwise.kernel.errors import ConfigError, Overloaded
+from loadwise.kernel.errors import ConfigError, LawBroken, Overloaded
 from loadwise.sim.content import Contents, block_name
 from loadwise.sim.engine import ContextTooLong, EngineRequest
 from loadwise.sim.programs import pack, run_by_block
@@ -273,3 +273,19 @@ workload:
     assert simulate(parse_scenario(text), 3).to_json() == report.to_json()
     with pytest.raises(ConfigError, match="num_gpu_blocks"):
         parse_scenario(text.replace("max_num_seqs", "max_seqs"))
+
+
+class Forgetful(VllmEngine):
+    """Says that a request is finished and goes on holding its blocks."""
+
+    def check(self) -> None:
+        self.cache.pool.check({})
+
+
+def test_every_closed_loop_ends_with_a_check_of_the_books() -> None:
+    """A run that is cut while requests hold blocks is fine, and one whose engine says that nobody does is not."""
+    programs = pack([([100], [50], [0.0])] * 4)
+    spec = VllmEngineSpec(num_gpu_blocks=100, step=UNIT)
+    assert len(run_by_block([VllmEngine(spec)], programs, 2, until_s=20.0)) == 0
+    with pytest.raises(LawBroken):
+        run_by_block([Forgetful(spec)], programs, 2, until_s=20.0)

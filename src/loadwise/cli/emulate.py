@@ -20,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="fixes lengths and words (default 0)")
     parser.add_argument("--output-tokens", type=float, metavar="N", help="tokens of each answer")
     parser.add_argument("--fault-header", action="store_true", help="let a request name its fault: x-emulator-fault")
+    parser.add_argument("--stepped", action="store_true", help="time stands still until POST /emulator/step moves it")
     parser.add_argument(
         "--set", dest="settings", action="append", default=[], metavar="KEY=VALUE", help="of the engine: slots=4"
     )
@@ -55,6 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         engine=convert(engine, SimpleEngineSpec, where="--set"),
         output_tokens=arguments.output_tokens,
         has_fault_header=arguments.fault_header,
+        is_stepped=arguments.stepped,
     )
 
     def is_ready(handle: EmulatorHandle) -> None:

@@ -1,4 +1,4 @@
-"""`loadwise journal story|replay|verify|cat`."""
+"""`loadwise journal story|replay|verify|cat|audit`."""
 
 import argparse
 from collections.abc import Callable
@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("replay", "let a machine answer the recorded events again: the same commands must come"),
         ("verify", "check every frame, sequence and snapshot"),
         ("cat", "print it as JSON, one line an entry"),
+        ("audit", "how often verifiers are wrong, from programs that a person has judged as well"),
     ):
         verbs.add_parser(verb, help=summary).add_argument("journal", metavar="JOURNAL", help="directory or file")
     for verb in ("story", "replay"):
@@ -57,6 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         "replay": _replay,
         "verify": _verify,
         "cat": _cat,
+        "audit": _audit,
     }
     return run_verb[arguments.verb](arguments)
 
@@ -155,4 +157,24 @@ def _cat(arguments: argparse.Namespace) -> int:
 
     for line in cat(existing(arguments.journal)):
         print(line)
+    return 0
+
+
+def _audit(arguments: argparse.Namespace) -> int:
+    from loadwise.journal.audit import audit
+
+    found = audit(existing(arguments.journal))
+    if arguments.json:
+        put_json({"verifiers": [plain(one) for one in found]})
+        return 0
+    rows: list[tuple[str, ...]] = [
+        ("task type", "verifier", "right", "wrong", "false_pass (95 %)", "false_fail (95 %)")
+    ]
+    for one in found:
+        shares = ((one.false_pass, one.false_pass_ci95), (one.false_fail, one.false_fail_ci95))
+        cells = [
+            "unknown" if share is None else f"{share:.3f} ({low:.3f} to {high:.3f})" for share, (low, high) in shares
+        ]
+        rows.append((one.task_type or "-", one.verifier or "-", str(one.n_right), str(one.n_wrong), *cells))
+    put(columns(rows) if found else "no program has a verdict of a machine and one of a person (verifier human)")
     return 0

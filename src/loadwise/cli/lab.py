@@ -20,7 +20,14 @@ EXPERIMENTS = {
 }
 """Replays: what each does, and its default number of passes."""
 
-OTHERS = {"disc": "loadwise.cli.lab_disc", "fidelity": "loadwise.cli.lab_fidelity", "sweep": "loadwise.cli.lab_sweep"}
+OTHERS = {
+    "disc": "loadwise.cli.lab_disc",
+    "fidelity": "loadwise.cli.lab_fidelity",
+    "mismatch": "loadwise.cli.lab_mismatch",
+    "orchestrator": "loadwise.cli.lab_orchestrator",
+    "selector": "loadwise.cli.lab_selector",
+    "sweep": "loadwise.cli.lab_sweep",
+}
 """Experiments with a module of their own, which has `SUMMARY`, `add_arguments(parser)` and `run(arguments)`."""
 
 DESCRIPTION = "Experiments on measured outcomes and simulated load."

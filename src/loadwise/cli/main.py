@@ -22,6 +22,7 @@ SUMMARY_BY_COMMAND = {
     "presets": "list the presets, or show one",
     "emulate": "run emulated engines behind HTTP",
     "simulate": "run a scenario file in virtual time",
+    "calibrate": "fit the simulator's step time to a running engine",
     "journal": "story, replay, verify or cat of a journal",
     "why": "say why a program ran where it ran",
     "lab": "experiments: replay of measured outcomes",

@@ -48,12 +48,13 @@ def run(arguments: argparse.Namespace) -> int:
 
     import uvloop
 
+    from loadwise.gateway.reading import embedder_of, reading_notices
     from loadwise.gateway.serve import gateway_config, start
-    from loadwise.runner.embed import make_embedder
 
     gateway = gateway_config(config)
-    examples = {name: spec.examples for name, spec in config.task_types.items()}
-    embedder = make_embedder(gateway.embedder, config.router.context.n_components, examples)
+    embedder = embedder_of(config, gateway)
+    for notice in reading_notices(config, gateway, embedder):
+        say(notice)
 
     async def serve() -> None:
         running = await start(config, gateway, embedder=embedder, say=say)

@@ -11,12 +11,14 @@ from loadwise.kernel.streams import Streams
 from loadwise.sim.engine import ContextTooLong
 from loadwise.sim.scenario import EngineSpec, open_engine
 from loadwise.sim.simple_engine import SimpleEngineSpec
+from loadwise.sim.vllm_engine import VllmEngineSpec
 from loadwise.wire.exchange import Exchange
 from loadwise.wire.heads import JSON_TYPE, header_block
 from loadwise.wire.server import Limits, Server
 
 from .call import EmulatedCall
-from .conversation import Conversations, Place, normal_reply, prompt_parts
+from .control import CONTROL_PATH, Control
+from .conversation import BLOCK_TOKENS, Conversations, Place, normal_reply, prompt_parts, text_tokens
 from .dialect import Said, cut, error_answer, parse_call
 from .driver import EngineDriver
 from .fault import FAULT_HEADER, Fault, parse_fault
@@ -62,7 +64,12 @@ class EmulatedBackend:
         seed: int,
         has_fault_header: bool,
         clock: Callable[[], float] | None = None,
+        is_stepped: bool = False,
     ) -> None:
+        """
+        Args:
+            is_stepped: Time stands still until a client moves it (`control`).
+        """
         self.spec = spec
         self.fault = spec.fault
         self.url = ""
@@ -72,13 +79,16 @@ class EmulatedBackend:
         self._has_fault_header = has_fault_header
         self._streams = Streams(seed)
         self._clock = clock
+        self._control = Control(self) if is_stepped else None
         self._seed = seed
         self._address = ("127.0.0.1", 0)
         self._server: Server | None = None
         self._conversations = Conversations()
         self._metrics = EngineMetrics(spec.model)
         self._n_calls = 0
-        self.driver = self._open_driver()
+        self._calls: dict[int, EmulatedCall] = {}
+        self._is_hung = False
+        self.driver = self._open_driver(0.0)
 
     async def listen(self, host: str, port: int) -> None:
         """Accept connections.
@@ -86,9 +96,9 @@ class EmulatedBackend:
         Raises:
             OSError: the address is taken.
         """
-        self._server = Server(self.handle, Limits())
-        (address,) = await self._server.listen(host, port)
-        self._address = address
+        server = Server(self.handle, Limits())
+        (address,) = await server.listen(host, port)
+        self._server, self._address = server, address
         self.url = f"http://{address[0]}:{address[1]}/v1"
 
     async def go_down(self) -> None:
@@ -96,14 +106,34 @@ class EmulatedBackend:
         if self._server is not None:
             server, self._server = self._server, None
             await server.close(grace_s=0.0)
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin anew with an empty cache: whatever ran is broken off, and nobody hears of it any more."""
         self.driver.close()
-        self.driver = self._open_driver()
+        for call in list(self._calls.values()):
+            call.break_connection()
+        self._calls.clear()
+        self.driver = self._open_driver(self.driver.now_s)
         self._conversations = Conversations()
 
     async def come_up(self) -> None:
         """Listen again, on the same port."""
         if self._server is None:
             await self.listen(*self._address)
+
+    def hang(self) -> None:
+        """Take connections and requests, and answer nothing, until `recover`."""
+        self._is_hung = True
+        self.driver.pause()
+
+    async def recover(self) -> None:
+        """Be up, answering and at full speed, whatever was wrong."""
+        if self._is_hung:
+            self._is_hung = False
+            self.driver.resume()
+        self.driver.set_speed(1.0)
+        await self.come_up()
 
     async def close(self) -> None:
         """Stop for good."""
@@ -115,14 +145,18 @@ class EmulatedBackend:
     def handle(self, exchange: Exchange) -> None:
         """Answer one HTTP request, now or later."""
         path, method = exchange.path, exchange.method
-        if method == b"POST" and path in (b"/v1/chat/completions", b"/v1/completions"):
+        if self._control is not None and path.startswith(CONTROL_PATH):
+            self._control.handle(exchange)
+        elif method == b"POST" and path in (b"/v1/chat/completions", b"/v1/completions"):
             self._complete(exchange)
+        elif self._is_hung:
+            return
         elif method not in (b"GET", b"HEAD"):
             self.refuse(exchange, Error(f"{method.decode()} {path.decode('latin-1')} is not served"), 404)
         elif path == b"/health":
             exchange.respond(200)
         elif path == b"/metrics":
-            exchange.respond(200, _METRICS_TYPE, self._metrics.text(self.driver.engine, self.driver.signals()))
+            exchange.respond(200, _METRICS_TYPE, self.metrics_text())
         elif path == b"/v1/models":
             exchange.respond(200, JSON_TYPE, msgspec.json.encode({"object": "list", "data": [self._model_card()]}))
         elif path == b"/version":
@@ -130,9 +164,22 @@ class EmulatedBackend:
         else:
             self.refuse(exchange, Error(f"GET {path.decode('latin-1')} is not served"), 404)
 
-    def _open_driver(self) -> EngineDriver:
+    def metrics_text(self, at_s: float | None = None) -> bytes:
+        """The page of metrics; in stepped time as it is at some other instant."""
+        return self._metrics.text(self.driver.engine, self.driver.signals(at_s))
+
+    def created_at_s(self) -> int:
+        """The `created` of an answer."""
+        return int(self.driver.felt_s if self._control is not None else time.time())
+
+    def _open_driver(self, at_s: float) -> EngineDriver:
         engine = open_engine(self.spec.engine, Streams(self._seed), self.spec.name)
-        return EngineDriver(engine, self._scale, clock=self._clock)
+        stepped_from_s = at_s if self._control is not None else None
+        return EngineDriver(engine, self._scale, clock=self._clock, stepped_from_s=stepped_from_s)
+
+    @property
+    def _block_tokens(self) -> int:
+        return self.spec.engine.block_tokens if isinstance(self.spec.engine, VllmEngineSpec) else BLOCK_TOKENS
 
     @property
     def _context_limit_tokens(self) -> int | None:
@@ -152,7 +199,9 @@ class EmulatedBackend:
         try:
             fault = self._fault_of(exchange)
             is_chat = exchange.path == b"/v1/chat/completions"
-            call = parse_call(exchange.body, is_chat=is_chat, models=(self.spec.model,))
+            call = parse_call(
+                exchange.body, is_chat=is_chat, models=(self.spec.model,), block_tokens=self._block_tokens
+            )
             said = cut(self._script(call.body), call)
             place = self._conversations.find(call.parts)
             self._check_context(place, said)
@@ -196,22 +245,33 @@ class EmulatedBackend:
             head += header_block([("retry-after", f"{error.retry_after_s:g}")])
         exchange.respond(status, head, error_answer(error, status, error.param))
 
+    def began(self, one: EmulatedCall) -> None:
+        """The engine has taken a call."""
+        self._calls[one.number] = one
+
+    def refused(self, one: EmulatedCall) -> None:
+        """The engine has not taken it after all."""
+        self._calls.pop(one.number, None)
+
     def finished(self, one: EmulatedCall, reason: str) -> None:
         """A call is over: count it, and remember where its conversation now ends."""
+        self._calls.pop(one.number, None)
         self._metrics.count_finished(reason)
-        if reason == "abort":
+        if reason in ("abort", "error"):
             return
-        self._metrics.whole.observe(time.monotonic() - one.began_s)
-        call, place = one.call, one.place
+        self._metrics.whole.observe(self.driver.felt_s - one.began_s)
+        call, reply, n_said = one.call, one.said.reply, one.said.n_tokens
         if call.is_chat:
-            context = [*call.parts, normal_reply(one.said.reply)]
+            context = [*call.parts, normal_reply(reply)]
+            n_shown = text_tokens(context[-1])
         else:
-            context = prompt_parts("".join(call.parts) + one.said.reply.text)
+            context = prompt_parts("".join(call.parts) + reply.text, self._block_tokens)
             if len(context) > 1 and len(context[-1]) < len(context[0]):
                 context.pop()
-        self._conversations.remember(place.key, context)
-        self._conversations.remember(place.key, call.parts)
+            n_shown = text_tokens(reply.text)
+        # What was said but not shown (reasoning) cannot be sent back, so only the prompt is known then.
+        self._conversations.remember_reply(one.place, context, n_said if n_said <= n_shown else 0)
 
     def first_token(self, one: EmulatedCall) -> None:
         """A call has its first token."""
-        self._metrics.first_token.observe(time.monotonic() - one.began_s)
+        self._metrics.first_token.observe(self.driver.felt_s - one.began_s)

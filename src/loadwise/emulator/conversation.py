@@ -3,15 +3,17 @@
 The emulator has no tokenizer; it counts by a stated rule: a message costs ceil(UTF-8 bytes / 4) tokens of its normal
 form, at least one; the tools of a request cost the same for their JSON text. Text is spread evenly over its tokens.
 
-A real engine finds cached prefixes by content. Here a request belongs to the conversation whose last context (messages
-and the engine's reply) is the longest that the request's messages begin with; the engine then knows that many tokens of
-its prompt. Messages are compared by role, trimmed text and tool calls, since clients rewrite what they send back.
-Prefixes shared by conversations, such as a common system prompt, are not found.
+A real engine finds cached prefixes by content. Here the beginnings of all prompts and answers are remembered, message
+by message (a completion's prompt: block by block), each with the origin of its tokens (`EngineRequest.line`). A request
+has the origins of the longest beginning that is known, be it its own conversation, one it forked from, or a system
+prompt, and new ones from there. Messages are compared by role, trimmed text and tool calls, since clients rewrite what
+they send back. Engines that know conversations only are told which one it goes on with: the one whose prompt or context
+(with the engine's reply) is the longest that the request begins with.
 """
 
 import contextlib
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,8 +21,8 @@ import msgspec
 from .script import Reply
 
 BYTES_PER_TOKEN = 4
-BLOCK_CHARACTERS = 64
-"""A completion's prompt has no messages; it is compared in blocks of so many characters."""
+BLOCK_TOKENS = 16
+"""A completion's prompt has no messages; it is compared in blocks, the engine's own where that has any."""
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
@@ -69,9 +71,14 @@ def message_parts(messages: Sequence[Mapping[str, Any]], tools: Any) -> list[str
     return [_encode(tools).decode(), *parts] if tools else parts
 
 
-def prompt_parts(prompt: str) -> list[str]:
+def prompt_parts(prompt: str, block_tokens: int = BLOCK_TOKENS) -> list[str]:
     """What the engine reads of a completion request, in blocks."""
-    return [prompt[i : i + BLOCK_CHARACTERS] for i in range(0, len(prompt), BLOCK_CHARACTERS)] or [""]
+    n = block_tokens * BYTES_PER_TOKEN
+    return [prompt[i : i + n] for i in range(0, len(prompt), n)] or [""]
+
+
+Line = tuple[tuple[int, int], ...]
+"""Runs (first token, origin)."""
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -82,46 +89,101 @@ class Place(msgspec.Struct, frozen=True):
     prompt_tokens: int
     prefix_tokens: int
     """Leading tokens of the prompt that the conversation has seen before."""
+    line: Line
+    """Where the prompt's tokens come from."""
+
+
+class _Known(msgspec.Struct, frozen=True):
+    """A beginning of some prompt or context."""
+
+    key: str
+    line: Line
+    n_tokens: int
+    """How many tokens of `line` it covers."""
+    is_end: bool
+    """A whole prompt or context ended here."""
+    is_tip: bool = False
+    """Nothing follows yet, so that whoever goes on may keep the last origin: lines stay short."""
 
 
 class Conversations:
-    """Remembers the ends of at most `limit` contexts, forgetting the one used least recently."""
+    """Remembers at most `limit` beginnings, forgetting the one used least recently."""
 
-    def __init__(self, limit: int = 20_000) -> None:
+    def __init__(self, limit: int = 200_000) -> None:
         self._limit = limit
-        self._end_by_hash: dict[bytes, str] = {}
+        self._known: dict[bytes, _Known] = {}
         self._n = 0
+        self._n_origins = 0
 
     def find(self, parts: Sequence[str]) -> Place:
-        """Find the conversation that a request goes on with, or open a new one."""
-        tokens, digests, total = [], [], 0
-        chain = hashlib.blake2b(digest_size=16)
-        for part in parts:
-            chain = _extended(chain, part)
-            total += max(text_tokens(part), 1)
-            digests.append(chain.digest())
-            tokens.append(total)
-        for digest, n in zip(reversed(digests), reversed(tokens), strict=True):
-            key = self._end_by_hash.pop(digest, None)
-            if key is not None:
-                self._end_by_hash[digest] = key
-                return Place(key, total, n)
+        """Find what a request goes on with, and remember its prompt: it can be shared while it is still answered."""
+        marks = list(_marks(parts))
+        total = marks[-1][1]
+        i, known = self._longest(marks)
+        line = self._line_after(known)
+        if known is not None and known.is_tip and i + 1 < len(marks):
+            line = known.line
+        key, prefix_tokens = self._conversation(marks)
+        # The shortest beginnings last: they are shared by most, so they are forgotten last.
+        for j in range(len(marks) - 1, -1, -1):
+            digest, n_tokens = marks[j]
+            before = self._known.pop(digest, None)
+            is_end = j + 1 == len(marks) or (before is not None and before.is_end)
+            owner = before.key if before is not None and before.is_end else key
+            self._known[digest] = _Known(owner, line, n_tokens, is_end)
+        self._forget()
+        return Place(key, total, prefix_tokens, line)
+
+    def remember_reply(self, place: Place, parts: Sequence[str], n_said: int) -> None:
+        """A request was answered.
+
+        Args:
+            parts: Its prompt and its answer, as a client will send them back.
+            n_said: Tokens of the answer that the client can send back: none of one that is partly hidden.
+        """
+        marks = list(_marks(parts))
+        known_tokens = place.prompt_tokens + n_said
+        for j, (digest, n_tokens) in enumerate(marks):
+            if n_tokens <= place.prompt_tokens and j + 1 < len(marks):
+                continue
+            is_last = j + 1 == len(marks)
+            self._known.pop(digest, None)
+            n_here = min(n_tokens, known_tokens)
+            self._known[digest] = _Known(place.key, place.line, n_here, is_last, is_tip=is_last and n_said > 0)
+        self._forget()
+
+    def _longest(self, marks: Sequence[tuple[bytes, int]]) -> tuple[int, _Known | None]:
+        for i in range(len(marks) - 1, -1, -1):
+            known = self._known.get(marks[i][0])
+            if known is not None:
+                return i, known
+        return -1, None
+
+    def _conversation(self, marks: Sequence[tuple[bytes, int]]) -> tuple[str, int]:
+        for digest, n_tokens in reversed(marks):
+            known = self._known.get(digest)
+            if known is not None and known.is_end:
+                return known.key, n_tokens
         self._n += 1
-        return Place(f"c{self._n}", total, 0)
+        return f"c{self._n}", 0
 
-    def remember(self, key: str, parts: Sequence[str]) -> None:
-        """The conversation's context now ends with these parts."""
-        chain = hashlib.blake2b(digest_size=16)
-        for part in parts:
-            chain = _extended(chain, part)
-        self._end_by_hash.pop(chain.digest(), None)
-        self._end_by_hash[chain.digest()] = key
-        if len(self._end_by_hash) > self._limit:
-            del self._end_by_hash[next(iter(self._end_by_hash))]
+    def _line_after(self, known: _Known | None) -> Line:
+        self._n_origins += 1
+        if known is None:
+            return ((0, self._n_origins),)
+        return (*(run for run in known.line if run[0] < known.n_tokens), (known.n_tokens, self._n_origins))
+
+    def _forget(self) -> None:
+        while len(self._known) > self._limit:
+            del self._known[next(iter(self._known))]
 
 
-def _extended(chain: "hashlib.blake2b", part: str) -> "hashlib.blake2b":
-    data = part.encode("utf-8", "surrogatepass")
-    chain.update(len(data).to_bytes(8, "big"))
-    chain.update(data)
-    return chain
+def _marks(parts: Iterable[str]) -> Iterable[tuple[bytes, int]]:
+    """Of each beginning of a context: its digest and its tokens."""
+    total, chain = 0, hashlib.blake2b(digest_size=16)
+    for part in parts:
+        data = part.encode("utf-8", "surrogatepass")
+        chain.update(len(data).to_bytes(8, "big"))
+        chain.update(data)
+        total += max(-(-len(data) // BYTES_PER_TOKEN), 1)
+        yield chain.digest(), total

@@ -8,8 +8,8 @@ import msgspec
 
 from loadwise.kernel.errors import CallerError, UnknownModel
 
-from .conversation import message_parts, prompt_parts, text_tokens
-from .script import Reply
+from .conversation import BLOCK_TOKENS, BYTES_PER_TOKEN, message_parts, prompt_parts, text_tokens
+from .script import MAX_OUTPUT_TOKENS, Reply
 
 _decode = msgspec.json.decode
 _encode = msgspec.json.encode
@@ -26,6 +26,10 @@ class CallRequest(msgspec.Struct, frozen=True):
     wants_usage: bool
     max_tokens: int | None
     stops: tuple[str, ...]
+    min_tokens: int = 0
+    """The answer is at least so long; `ignore_eos` with `max_tokens` makes it exactly that."""
+    priority: int = 0
+    """Lower is served first, by engines that schedule by priority."""
 
 
 class Said(msgspec.Struct, frozen=True):
@@ -36,8 +40,11 @@ class Said(msgspec.Struct, frozen=True):
     finish_reason: str
 
 
-def parse_call(data: bytes, *, is_chat: bool, models: tuple[str, ...]) -> CallRequest:
+def parse_call(data: bytes, *, is_chat: bool, models: tuple[str, ...], block_tokens: int = BLOCK_TOKENS) -> CallRequest:
     """Read a request body.
+
+    Args:
+        block_tokens: In blocks of so many tokens a completion's prompt is compared with others.
 
     Raises:
         CallerError: it is no JSON object, or a field we use has a wrong type or value; the message names the field.
@@ -61,14 +68,17 @@ def parse_call(data: bytes, *, is_chat: bool, models: tuple[str, ...]) -> CallRe
         raise CallerError(f"stream_options is {options!r}; it must be an object", param="stream_options")
     if options and not is_stream:
         raise CallerError("stream_options is only allowed when stream is true", param="stream_options")
+    max_tokens = _limit(body)
     return CallRequest(
         body=body,
         is_chat=is_chat,
-        parts=_chat_parts(body) if is_chat else _completion_parts(body),
+        parts=_chat_parts(body) if is_chat else _completion_parts(body, block_tokens),
         is_stream=is_stream,
         wants_usage=_flag(options or {}, "include_usage"),
-        max_tokens=_limit(body),
+        max_tokens=max_tokens,
         stops=_stops(body),
+        min_tokens=_min_tokens(body, max_tokens),
+        priority=_integer(body, "priority", least=-(2**31)),
     )
 
 
@@ -94,11 +104,11 @@ def _chat_parts(body: Mapping[str, Any]) -> list[str]:
     return message_parts(messages, body.get("tools"))
 
 
-def _completion_parts(body: Mapping[str, Any]) -> list[str]:
+def _completion_parts(body: Mapping[str, Any], block_tokens: int) -> list[str]:
     prompt = body.get("prompt")
     if not isinstance(prompt, str):
         raise CallerError("prompt must be a string; the emulator takes one prompt, not tokens or lists", param="prompt")
-    return prompt_parts(prompt)
+    return prompt_parts(prompt, block_tokens)
 
 
 def _limit(body: Mapping[str, Any]) -> int | None:
@@ -109,6 +119,24 @@ def _limit(body: Mapping[str, Any]) -> int | None:
                 raise CallerError(f"{name} is {value!r}; it must be an integer of at least 1", param=name)
             return value
     return None
+
+
+def _integer(body: Mapping[str, Any], name: str, least: int) -> int:
+    value = body.get(name)
+    if value is None:
+        return 0
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
+        raise CallerError(f"{name} is {value!r}; it must be an integer from {least} on", param=name)
+    return value
+
+
+def _min_tokens(body: Mapping[str, Any], max_tokens: int | None) -> int:
+    least = _integer(body, "min_tokens", least=0)
+    if least > (MAX_OUTPUT_TOKENS if max_tokens is None else max_tokens):
+        raise CallerError(f"min_tokens is {least}, more than max_tokens = {max_tokens}", param="min_tokens")
+    if _flag(body, "ignore_eos") and max_tokens is not None and max_tokens <= MAX_OUTPUT_TOKENS:
+        return max_tokens
+    return least
 
 
 def _stops(body: Mapping[str, Any]) -> tuple[str, ...]:
@@ -126,6 +154,12 @@ def cut(reply: Reply, call: CallRequest) -> Said:
         n_tokens = text_tokens(reply.text) + sum(text_tokens(c.name + c.arguments) for c in reply.tool_calls)
     n_tokens = max(n_tokens, 1)
     finish_reason = "tool_calls" if reply.tool_calls else "stop"
+    if n_tokens < call.min_tokens or (call.min_tokens and call.min_tokens == call.max_tokens):
+        # Four characters a token, so that streams show every token and prompts that repeat it cost the same.
+        n_tokens, finish_reason = call.min_tokens, "stop"
+        reply = Reply(text=_of_length(reply.text, BYTES_PER_TOKEN * n_tokens))
+        if n_tokens == call.max_tokens:
+            return Said(reply, n_tokens, "length")
     ends = [i for i in (reply.text.find(stop) for stop in call.stops) if i >= 0]
     if ends:
         n_tokens = max(math.ceil(n_tokens * min(ends) / len(reply.text)), 1)
@@ -135,6 +169,12 @@ def cut(reply: Reply, call: CallRequest) -> Said:
         end = len(reply.text) * call.max_tokens // n_tokens
         return Said(Reply(text=reply.text[:end]), call.max_tokens, "length")
     return Said(reply, n_tokens, finish_reason)
+
+
+def _of_length(text: str, n: int) -> str:
+    """A text said over and over until it has `n` characters of ASCII."""
+    text = text.encode("ascii", "replace").decode() + " "
+    return (text * (n // len(text) + 1))[:n]
 
 
 def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:

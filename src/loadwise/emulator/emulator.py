@@ -9,10 +9,11 @@ from collections.abc import Mapping
 
 from loadwise.kernel.errors import ConfigError
 from loadwise.kernel.fact import Fact
-from loadwise.sim.scenario import Scenario
+from loadwise.sim.scenario import Failure, Scenario
 from loadwise.sim.simple_engine import SimpleEngineSpec
 
 from .backend import EmulatedBackend, EmulatedBackendSpec
+from .misfortune import Misfortunes
 from .script import Script, filler_script
 
 
@@ -26,6 +27,10 @@ class EmulatorSpec(Fact, frozen=True, kw_only=True):
     seed: int = 0
     has_fault_header: bool = False
     """Let a request name its own fault in the header `x-emulator-fault`."""
+    failures: tuple[Failure, ...] = ()
+    """What befalls backends, in engine seconds from the start on; in stepped time the client plays them (`control`)."""
+    is_stepped: bool = False
+    """Time stands still until a client moves it, each engine's by itself (`control`)."""
 
     def __post_init__(self) -> None:
         if not self.backends:
@@ -36,14 +41,20 @@ class EmulatorSpec(Fact, frozen=True, kw_only=True):
             raise ConfigError(f"two emulated backends are named {twice[0]!r}; names must differ")
         if not 0 < self.scale < float("inf"):
             raise ConfigError(f"scale is {self.scale!r}; it must be a finite number > 0")
+        if self.is_stepped and self.scale != 1.0:
+            raise ConfigError(f"scale is {self.scale!r}; a stepped clock has none, so it must be 1")
+        for failure in self.failures:
+            if failure.backend not in names:
+                raise ConfigError(f"a failure befalls {failure.backend!r}; emulated are {', '.join(names)}")
 
 
 class EmulatorHandle:
     """A running emulator."""
 
-    def __init__(self, backends: dict[str, EmulatedBackend]) -> None:
+    def __init__(self, backends: dict[str, EmulatedBackend], misfortunes: Misfortunes) -> None:
         self.backends = backends
         """By name, in the specification's order."""
+        self._misfortunes = misfortunes
 
     @property
     def url(self) -> str:
@@ -57,6 +68,7 @@ class EmulatorHandle:
 
     async def close(self) -> None:
         """Stop every backend and cut what runs."""
+        await self._misfortunes.close()
         for backend in self.backends.values():
             await backend.close()
 
@@ -82,6 +94,7 @@ async def start_emulator(
                 scale=spec.scale,
                 seed=spec.seed,
                 has_fault_header=spec.has_fault_header,
+                is_stepped=spec.is_stepped,
             )
             backends[one.name] = backend
             wanted = one.port if one.port is not None else (port + i if port else 0)
@@ -90,7 +103,7 @@ async def start_emulator(
         for backend in backends.values():
             await backend.close()
         raise
-    return EmulatorHandle(backends)
+    return EmulatorHandle(backends, Misfortunes(backends, () if spec.is_stepped else spec.failures, spec.scale))
 
 
 def _script_of(model: str, script: Script | Mapping[str, Script] | None, seed: int) -> Script:
@@ -111,4 +124,4 @@ def spec_from_scenario(scenario: Scenario, *, scale: float = 1.0, seed: int = 0)
         )
         for backend in scenario.backends
     )
-    return EmulatorSpec(backends=backends, scale=scale, seed=seed)
+    return EmulatorSpec(backends=backends, scale=scale, seed=seed, failures=tuple(scenario.failures))

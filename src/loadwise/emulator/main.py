@@ -6,7 +6,7 @@ from collections.abc import Callable
 from loadwise.kernel.errors import ConfigError
 from loadwise.kernel.fact import Fact
 from loadwise.sim.draw import Quantity
-from loadwise.sim.scenario import load_scenario
+from loadwise.sim.scenario import Failure, load_scenario
 from loadwise.sim.simple_engine import SimpleEngineSpec
 
 from .backend import EmulatedBackendSpec
@@ -29,6 +29,8 @@ class EmulateOptions(Fact, frozen=True, kw_only=True):
     engine: SimpleEngineSpec = SimpleEngineSpec()
     output_tokens: Quantity | None = None
     has_fault_header: bool = False
+    is_stepped: bool = False
+    """Time moves by request only (`control`)."""
 
     def __post_init__(self) -> None:
         if bool(self.models) == (self.scenario is not None):
@@ -43,8 +45,10 @@ def emulator_spec(options: EmulateOptions) -> EmulatorSpec:
     Raises:
         ConfigError: the scenario is wrong, or a name is used twice.
     """
+    failures: tuple[Failure, ...] = ()
     if options.scenario is not None:
-        backends = spec_from_scenario(load_scenario(options.scenario)).backends
+        described = spec_from_scenario(load_scenario(options.scenario))
+        backends, failures = described.backends, described.failures
     else:
         backends = tuple(EmulatedBackendSpec(name=m, model=m, engine=options.engine) for m in options.models)
     return EmulatorSpec(
@@ -53,6 +57,8 @@ def emulator_spec(options: EmulateOptions) -> EmulatorSpec:
         scale=options.scale,
         seed=options.seed,
         has_fault_header=options.has_fault_header,
+        is_stepped=options.is_stepped,
+        failures=failures,
     )
 
 

@@ -93,6 +93,16 @@ class EngineMetrics:
         return ("\n".join(lines) + "\n").encode()
 
 
+def read_signals(page: str) -> dict[str, float]:
+    """The engine's own readings out of a page of metrics, as `Engine.signals` gives them."""
+    values = {}
+    for line in page.splitlines():
+        if not line.startswith("#"):
+            name, _, value = line.rpartition(" ")
+            values[name.partition("{")[0]] = value
+    return {signal: float(values[f"vllm:{name}"]) for name, signal, _ in (*_GAUGES, *_COUNTERS)}
+
+
 def _cache_config(engine: Engine) -> list[str]:
     """vLLM's capacity line; it has no `model_name`. An engine without KV has none."""
     name = "vllm:cache_config_info"

@@ -52,7 +52,8 @@ def filler_script(output_tokens: Quantity | None = None, seed: int = 0) -> Scrip
     streams = Streams(seed)
 
     def script(body: Mapping[str, Any]) -> Reply:
-        said = msgspec.json.encode([body.get("messages"), body.get("prompt")], order="deterministic")
+        asked = [body.get("messages"), body.get("prompt"), *([body["seed"]] if "seed" in body else [])]
+        said = msgspec.json.encode(asked, order="deterministic")
         rng = streams.at("filler", zlib.crc32(said))
         n_tokens = sample_count(length, rng, least=1, most=MAX_OUTPUT_TOKENS)
         n_bytes, words = 4 * n_tokens, []

@@ -5,6 +5,8 @@ from typing import Literal
 
 from loadwise.kernel.errors import ConfigError
 from loadwise.kernel.fact import Fact
+from loadwise.runner.embed import EmbedderSpec
+from loadwise.verify.task_types import SelectionSpec
 
 
 class GatewayConfig(Fact, frozen=True, kw_only=True):
@@ -23,8 +25,10 @@ class GatewayConfig(Fact, frozen=True, kw_only=True):
     """Names besides `host`, localhost and addresses by which a gateway on loopback may be asked (the Host header)."""
     origins: tuple[str, ...] = ()
     """Origins of web pages that may ask, as "https://example.org"; "*" lets every page in."""
-    embedder: Literal["none", "hash", "minilm"] = "hash"
-    """What turns a program's first request into components of its context."""
+    embedder: Literal["none", "hash", "minilm"] | EmbedderSpec = "hash"
+    """What turns a program's first request into components of its context, and tells its task type."""
+    task_selector: SelectionSpec = SelectionSpec()
+    """How the task type of a program is told that names none."""
     probe_interval_s: float = 0.5
     body_max_bytes: int = 32 * 1024 * 1024
     headers_max_bytes: int = 64 * 1024

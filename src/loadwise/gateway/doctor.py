@@ -10,8 +10,9 @@ import os
 import re
 import shutil
 import socket
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,14 +23,19 @@ from loadwise.journal.reader import Segment
 from loadwise.kernel.errors import ConfigError, Error
 from loadwise.kernel.fact import Fact
 from loadwise.kernel.pool import DEFAULT_SLOTS, BackendSpec, CapacityUnit
-from loadwise.runner.embed import make_embedder
+from loadwise.runner.embed import Embedder
+from loadwise.runner.verification import checked_healths
 from loadwise.settings import Config
 from loadwise.wire.client import Answer, Upstream, UpstreamError
 from loadwise.wire.heads import Ticker, header_block
 
+from .asking import ASKED_ELSEWHERE, Asking
 from .backend import base_url
 from .config import GatewayConfig
+from .judging import assign, make_carrier, verification_config
 from .readers.kinds import make_reader
+from .reading import embedder_of, reading_notices
+from .turns import EMBEDDING_MAX_S
 
 TIMEOUT_S = 5.0
 AT_ONCE_MAX = 16
@@ -57,7 +63,7 @@ class Finding(Fact, frozen=True, kw_only=True):
 
     level: Level
     subject: str
-    """`backend NAME`, `model NAME`, `gateway` or `journal`."""
+    """`backend NAME`, `model NAME`, `task type NAME`, `verification`, `gateway` or `journal`."""
     text: str
 
 
@@ -126,6 +132,7 @@ async def examine(
 
     try:
         examinations = await asyncio.gather(*(one(spec) for spec in config.backends))
+        findings += await _look_at_verifiers(config, ticker)
     finally:
         ticker.stop()
     for examination in examinations:
@@ -347,13 +354,59 @@ def _look_at_gateway(config: Config, gateway: GatewayConfig, environment: Mappin
     elif problem is not None:
         say("broken", f"cannot listen on {gateway.host}:{gateway.port}: {problem}")
     try:
-        examples = {name: spec.examples for name, spec in config.task_types.items()}
-        embedder = make_embedder(gateway.embedder, config.router.context.n_components, examples)
+        embedder = embedder_of(config, gateway, environment)
+        for text in reading_notices(config, gateway, embedder):
+            say("warning", text)
         if embedder is not None:
+            _try_embedder(embedder, say)
             embedder.close()
     except ConfigError as error:
         say("broken", error.message)
     return findings
+
+
+async def _look_at_verifiers(config: Config, ticker: Ticker) -> list[Finding]:
+    """Let every verifier that is run here judge its known cases; judges are asked by a gateway that serves only."""
+    findings: list[Finding] = []
+
+    def say(level: Level, text: str, subject: str = "verification") -> None:
+        findings.append(Finding(level=level, subject=subject, text=text))
+
+    try:
+        verification = verification_config(config)
+        assigned = assign(config)
+    except ConfigError as error:
+        return [Finding(level="broken", subject="verification", text=error.message)]
+    if not assigned:
+        return findings
+    carrier = await asyncio.to_thread(make_carrier, config, verification, lambda text: say("warning", text))
+    asking = Asking(None, ticker)
+    carrier.asking = asking.ask
+    try:
+        healths = await checked_healths(assigned, carrier, verification)
+    finally:
+        carrier.close()
+        await asking.close()
+    for name, health in healths.items():
+        kind, subject = assigned[name].verifier.kind, f"task type {name}"
+        if health.problem and ASKED_ELSEWHERE in health.problem:
+            say("note", f"verifier {kind} asks models: its known cases are judged when the gateway serves", subject)
+        elif health.problem:
+            say("broken" if health.is_checked else "warning", f"verifier {kind}: {health.problem}", subject)
+        elif health.note:
+            say("warning", health.note, subject)
+        else:
+            say("ok", f"verifier {kind} judges its known pass and its known fail rightly", subject)
+    return findings
+
+
+def _try_embedder(embedder: Embedder, say: Callable[[Level, str], None]) -> None:
+    """Read one text, as the first request will be."""
+    done = threading.Event()
+    embedder.submit("Is anybody there?", lambda reading: done.set())
+    problem = getattr(embedder, "problem", None) if done.wait(EMBEDDING_MAX_S) else "no answer"
+    if problem is not None:
+        say("warning", f"the embedder gives nothing, so programs have no components and no told task type: {problem}")
 
 
 def _listen_problem(host: str, port: int) -> OSError | None:

@@ -10,6 +10,7 @@ from prometheus_client.core import (
     GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
+    SummaryMetricFamily,
 )
 from prometheus_client.exposition import generate_latest
 
@@ -17,6 +18,7 @@ from loadwise.kernel.pool import BackendHealth
 from loadwise.router.machine import Router
 
 if TYPE_CHECKING:
+    from .judging import Judging
     from .turns import Turns
 
 OVERHEAD_BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
@@ -80,8 +82,43 @@ class _Collector:
         yield self._meter.overhead_s.family("loadwise_overhead_seconds", text)
         text = "Questions to the index of archived programs that it could not answer"
         yield CounterMetricFamily("loadwise_index_failures", text, value=self._turns.archive.n_failures)
+        if self._turns.judging is not None:
+            yield from _verification_families(self._turns.judging)
         is_writable = self._turns.host.failure is None
         yield GaugeMetricFamily("loadwise_journal_writable", "1 while the journal can be written", value=is_writable)
+
+
+def _verification_families(judging: "Judging") -> Iterator[Metric]:
+    tally, verification = judging.verification.tally, judging.verification
+    text = "Verdicts of verifiers that are run here, by kind and verdict"
+    done = CounterMetricFamily("loadwise_verifications", text, labels=["kind", "verdict"])
+    for (kind, verdict), n in sorted(tally.n_by_outcome.items()):
+        done.add_metric([kind, verdict], n)
+    yield done
+    depth = GaugeMetricFamily("loadwise_verifications_open", "Programs to be judged", labels=["kind", "state"])
+    for kind, (n_waiting, n_running) in sorted(verification.depth().items()):
+        depth.add_metric([kind, "waiting"], n_waiting)
+        depth.add_metric([kind, "running"], n_running)
+    yield depth
+    seconds = SummaryMetricFamily("loadwise_verification_seconds", "Seconds of judging, by kind", labels=["kind"])
+    for kind, (n, total_s) in sorted(tally.seconds_by_kind.items()):
+        seconds.add_metric([kind], count_value=n, sum_value=total_s)
+    yield seconds
+    cost = CounterMetricFamily("loadwise_verification_usd", "US dollars that judging has cost", labels=["kind"])
+    for kind, cost_usd in sorted(tally.cost_usd_by_kind.items()):
+        cost.add_metric([kind], cost_usd)
+    yield cost
+    yield CounterMetricFamily("loadwise_verification_retries", "Checks that were tried again", value=tally.n_retries)
+    trusted = GaugeMetricFamily(
+        "loadwise_verifier_trusted", "1 where a verifier has judged its known cases rightly", labels=["task_type"]
+    )
+    for name, one in sorted(verification.assigned.items()):
+        trusted.add_metric([name], float(one.health.is_checked and not one.health.problem))
+    yield trusted
+    kept = judging.intake.n_bytes
+    yield GaugeMetricFamily("loadwise_verification_kept_bytes", "Texts of open programs, in memory", value=kept)
+    spooled = 0 if judging.spool is None else judging.spool.n_bytes
+    yield GaugeMetricFamily("loadwise_verification_spool_bytes", "What waits to be judged, on disk", value=spooled)
 
 
 def _turn_families(router: Router) -> Iterator[Metric]:
@@ -110,6 +147,7 @@ def _program_families(router: Router, turns: "Turns") -> Iterator[Metric]:
         ("credited", credit.n_landed),
         ("abstained", counts.verdicts_abstained),
         ("late", counts.verdicts_late),
+        ("corrected", counts.verdicts_corrected),
         ("stale", counts.verdicts_stale),
     ):
         verdicts.add_metric([fate], n)
@@ -128,6 +166,12 @@ def _program_families(router: Router, turns: "Turns") -> Iterator[Metric]:
     ):
         prefixes.add_metric([result], n)
     yield prefixes
+    types = CounterMetricFamily(
+        "loadwise_task_types", "First requests, by where their task type is from", labels=["origin"]
+    )
+    for origin, n in turns.n_types_by_origin.items():
+        types.add_metric([origin], n)
+    yield types
 
 
 def _backend_families(router: Router, now_s: float) -> Iterator[Metric]:

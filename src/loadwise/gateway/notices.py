@@ -14,9 +14,6 @@ OTHER_FILES = 256
 def notices(config: Config, gateway: GatewayConfig, *, has_keys: bool) -> list[str]:
     """What is configured and does not do what one might think; raises the limit of open files on the way."""
     said = []
-    if config.unrun_verifiers:
-        listed = ", ".join(f"{name} ({kind})" for name, kind in config.unrun_verifiers.items())
-        said.append(f"verifiers that are not run yet: {listed}; their programs wait for a verdict over HTTP")
     if not has_keys and not is_loopback(gateway.host):
         said.append(
             f"listening on {gateway.host} without API keys: whoever reaches it may use every model, "

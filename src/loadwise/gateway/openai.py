@@ -48,6 +48,12 @@ class _Metadata(msgspec.Struct):
     domain: str | None = None
     program_id: str | None = None
     session_id: str | None = None
+    reference: Any = None
+    """What would be right, for the program's verifier; engines see it as metadata, never as part of the prompt."""
+
+    def references(self) -> dict[str, str]:
+        """References by name, as a verifier takes them."""
+        return {"reference": self.reference} if isinstance(self.reference, str) else {}
 
 
 _TYPE_BY_FIELD: dict[str, Any] = {

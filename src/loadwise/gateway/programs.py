@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -22,10 +22,16 @@ from .host import Host
 from .identity import program_id_in_path
 from .tenants import Tenants
 
+if TYPE_CHECKING:
+    from .judging import Judging
+
 LIST_MAX = 1000
 ARTEFACTS_MAX = 64
 LABEL_MAX_CHARS = 256
 SHOWN_MAX_CHARS = 100
+EXPLANATION_MAX_CHARS = 2000
+EVIDENCE_MAX_CHARS = 16_384
+AMOUNT_MAX = 1e9
 _STATES = frozenset(state.value for state in ProgramState)
 _VERDICTS = frozenset(kind.value for kind in VerdictKind)
 
@@ -39,6 +45,9 @@ class Programs:
     Args:
         when_durable: calls back on the loop once all that was posted so far is on disk.
     """
+
+    judging: "Judging | None" = None
+    """Takes artefacts, and writes down what is to be judged; None where no verifier is run here."""
 
     def __init__(self, host: Host, archive: Archived, tenants: Tenants, when_durable: WhenDurable) -> None:
         self._host = host
@@ -64,11 +73,13 @@ class Programs:
             is_all = state is None and not self._tenants.keys
             archived = self._archive.recent(limit - len(records) if is_all else LIST_MAX)
             records += islice(filter(is_asked, archived), limit - len(records))
-        respond_json(exchange, {"object": "list", "data": [whole(record) for record in records]})
+        respond_json(exchange, {"object": "list", "data": [shown(record) for record in records]})
 
     def show(self, exchange: Exchange, segment: bytes) -> None:
-        """One program."""
-        respond_json(exchange, whole(self._record(exchange, program_id_in_path(segment))))
+        """One program; `?evidence=true` shows what its verdict rests on as well."""
+        record = self._record(exchange, program_id_in_path(segment))
+        has_evidence = _query(exchange.query).get("evidence") in ("1", "true")
+        respond_json(exchange, shown(record, has_evidence=has_evidence))
 
     def _find(self, program_id: ProgramId) -> ProgramRecord | None:
         program = self._host.router.table.by_id.get(program_id)
@@ -84,12 +95,16 @@ class Programs:
     def finish(self, exchange: Exchange, segment: bytes) -> None:
         """End a program; a second time changes nothing."""
         program_id = program_id_in_path(segment)
-        artefacts = _artefacts(exchange.body)
+        artefacts = _texts(exchange.body, "artefacts")
+        references = _texts(exchange.body, "references")
         record = self._record(exchange, program_id)
         self._host.require_writable()  # a repeat too: what ended since the journal failed is in memory only
         if record.ended_at_s is not None:
             respond_json(exchange, _finished(record))
             return
+        judging = self.judging
+        if judging is not None:
+            judging.intake.note_finish(program_id, artefacts, references)
         ended = e.ProgramEnded(
             at_s=self._host.now_s(), program_id=program_id, reason=EndReason.FINISH, artefacts=artefacts
         )
@@ -102,7 +117,11 @@ class Programs:
             if found is None:  # it had no answer yet, so nothing of it is kept
                 state, reason = ProgramState.CANCELLED, EndReason.FINISH
                 found = msgspec.structs.replace(record, state=state, end_reason=reason)
-            respond_json(exchange, _finished(found))
+            told = _finished(found)
+            if judging is None:
+                respond_json(exchange, told)
+            else:  # what is to be judged survives a crash from here on
+                judging.when_written(program_id, lambda: respond_json(exchange, told))
 
         self._host.post(ended, answer)
 
@@ -111,13 +130,16 @@ class Programs:
         program_id = program_id_in_path(segment)
         verdict = read_verdict(exchange.body)
         record = self._record(exchange, program_id)
-        if record.verdict is not None:
+        if record.verdict is not None and not verdict.replaces(record.verdict):
             self._repeat(exchange, record, verdict)
             return
         if record.n_turns == 0 and record.ended_at_s is None:
             raise Conflict(f"program {program_id!r} has had no answer yet", code="program_unanswered")
         self._host.require_writable()
         if program_id not in self._host.router.table.by_id:
+            if record.verdict is not None:
+                text = f"program {program_id!r} has left memory: its verdict can be corrected no more"
+                raise Conflict(text, code="verdict_final")
             # Archived without a verdict: it came too late to be credited.
             respond_json(exchange, _judged(record))
             return
@@ -188,15 +210,24 @@ def _object(body: bytes) -> dict[str, Any]:
     return value
 
 
-def _artefacts(body: bytes) -> dict[str, str]:
-    said = _object(body).get("artefacts") if body.strip() else None
+def _texts(body: bytes, name: str) -> dict[str, str]:
+    """An object of strings among the fields of a body."""
+    said = _object(body).get(name) if body.strip() else None
     if said is None:
         return {}
     if not isinstance(said, dict) or not all(isinstance(v, str) and _is_text(k + v) for k, v in said.items()):
-        raise CallerError("artefacts must be an object of strings", code="invalid_type", param="artefacts")
+        raise CallerError(f"{name} must be an object of strings", code="invalid_type", param=name)
     if len(said) > ARTEFACTS_MAX:
-        raise CallerError(f"{len(said)} artefacts; {ARTEFACTS_MAX} is the limit", param="artefacts")
+        raise CallerError(f"{len(said)} {name}; {ARTEFACTS_MAX} is the limit", param=name)
     return said
+
+
+def shown(record: ProgramRecord, *, has_evidence: bool = False) -> dict[str, Any]:
+    """A program as it is told; what its verdict rests on only where that is asked for."""
+    told: dict[str, Any] = whole(record)
+    if told["verdict"] is not None and not has_evidence:
+        told["verdict"].pop("evidence")
+    return told
 
 
 def read_verdict(body: bytes) -> Verdict:
@@ -221,15 +252,49 @@ def read_verdict(body: bytes) -> Verdict:
         verifier=_verdict_label(said, "verifier"),
         version=_verdict_label(said, "version"),
         verdict_id=_verdict_label(said, "id"),
+        took_s=_amount(said, "seconds"),
+        cost_usd=_amount(said, "cost_usd"),
+        explanation=_verdict_label(said, "explanation", limit=EXPLANATION_MAX_CHARS),
+        evidence=_evidence(said.get("evidence")),
+        is_correction=_flag(said, "correction"),
     )
 
 
-def _verdict_label(said: dict[str, Any], name: str) -> str:
+def _amount(said: dict[str, Any], name: str) -> float | None:
+    """A finite number that is not negative, or nothing."""
+    value = said.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= AMOUNT_MAX:
+        raise Unprocessable(f"{name} is {_shown(value)}; it must be a number in [0, {AMOUNT_MAX:g}]", param=name)
+    return float(value)
+
+
+def _flag(said: dict[str, Any], name: str) -> bool:
+    value = said.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise Unprocessable(f"{name} is {_shown(value)}; it must be true or false", param=name)
+    return bool(value)
+
+
+def _evidence(said: object) -> dict[str, str]:
+    if said is None:
+        return {}
+    if not isinstance(said, dict) or not all(isinstance(v, str) and _is_text(k + v) for k, v in said.items()):
+        raise Unprocessable("evidence must be an object of strings", param="evidence")
+    n_chars = sum(len(k) + len(v) for k, v in said.items())
+    if len(said) > ARTEFACTS_MAX or n_chars > EVIDENCE_MAX_CHARS:
+        limit = f"{ARTEFACTS_MAX} of {EVIDENCE_MAX_CHARS} characters together is the limit"
+        raise Unprocessable(f"{len(said)} pieces of evidence of {n_chars} characters; {limit}", param="evidence")
+    return said
+
+
+def _verdict_label(said: dict[str, Any], name: str, *, limit: int = LABEL_MAX_CHARS) -> str:
     value = said.get(name)
     if value is None:
         return ""
-    if not isinstance(value, str) or len(value) > LABEL_MAX_CHARS:
-        raise Unprocessable(f"{name} must be a string of at most {LABEL_MAX_CHARS} characters", param=name)
+    if not isinstance(value, str) or len(value) > limit:
+        raise Unprocessable(f"{name} must be a string of at most {limit} characters", param=name)
     if not _is_text(value):
         raise Unprocessable(f"{name} holds half a surrogate pair, which is no text", param=name)
     return value

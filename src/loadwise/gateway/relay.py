@@ -22,9 +22,10 @@ from loadwise.wire.heads import EVENT_STREAM, JSON_TYPE
 from .answers import error_body, retry_after
 from .events import EventStream
 from .identity import Conversation
+from .intake import answer_text
 from .openai import BYTES_PER_TOKEN, UNREADABLE, ModelRequest
 from .readers.api import ApiMeter
-from .replies import StreamedReplies, whole_replies
+from .replies import StreamedReplies, first_text, whole_replies
 from .usage import read_usage
 
 if TYPE_CHECKING:
@@ -239,7 +240,7 @@ class Relay:
             self._meter.heard(self._turns.host.now_s(), headers)
         if status < 400 and headers.get(b"content-type", b"").startswith(b"text/event-stream"):
             self._events = EventStream(drops_usage=self._request.adds_usage)
-            if self.conversation is not None:
+            if self.conversation is not None or self._turns.is_kept(self.program_id):
                 self._replies = StreamedReplies()
 
     def on_body(self, data: bytes) -> None:
@@ -297,6 +298,8 @@ class Relay:
         self._exchange.end()
         usage = events.usage or self._estimate(events.n_bytes // EVENT_BYTES)
         replies = [] if self._replies is None else self._replies.replies()
+        if self._turns.is_kept(self.program_id):
+            self._keep(first_text(replies))
         self._complete(usage, replies)
 
     def _end_unfinished_stream(self, events: EventStream) -> None:
@@ -326,6 +329,8 @@ class Relay:
         head = b"content-type: %b\r\n%b%b" % (kind, self._head, self._passed_headers())
         self._exchange.respond(self._answer_status, head, body)
         replies = [] if self.conversation is None else whole_replies(body)
+        if self._turns.is_kept(self.program_id):
+            self._keep(answer_text(body))
         self._complete(usage or self._estimate(len(body) // BYTES_PER_TOKEN), replies)
 
     def on_error(self, kind: str, detail: str) -> None:
@@ -339,6 +344,11 @@ class Relay:
             return
         self._break_stream(f"the engine broke off its answer ({kind}: {detail})", "upstream_broken")
         self._fail(_OUTCOME_BY_KIND.get(kind, AttemptOutcome.BROKEN), detail)
+
+    def _keep(self, answer: str | None) -> None:
+        judging = self._turns.judging
+        assert judging is not None
+        judging.intake.note_answer(self.program_id, answer)
 
     def _passed_headers(self) -> bytes:
         """Headers of the engine that a client may care for."""
@@ -365,6 +375,8 @@ class Relay:
     def _complete(self, usage: Usage, replies: list[object]) -> None:
         turns = self._turns
         self._stop_meter(is_answered=True)
+        if turns.judging is not None:
+            turns.judging.forget_unrun(self.program_id)
         turns.settle(self, replies)
         turns.host.relay_by_turn.pop(self.turn_id, None)
         turns.host.post(

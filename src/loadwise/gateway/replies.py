@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from .openai import MESSAGES_MAX_BYTES, UNREADABLE, is_readable, read_leniently
+from .openai import MESSAGES_MAX_BYTES, UNREADABLE, is_readable, read_leniently, text_of
 
 REPLY_MAX_BYTES = 8 * 1024 * 1024
 """Bytes of one streamed answer that are followed; beyond it the conversation is not recognised again."""
@@ -42,6 +42,11 @@ def _replies_leniently(body: bytes) -> list[Any]:
         return []
     messages = [choice.get("message") for choice in choices if isinstance(choice, dict)]
     return [message for message in messages if isinstance(message, dict)]
+
+
+def first_text(replies: list[Any]) -> str | None:
+    """The text of the first reply; None where the answer could not be followed."""
+    return text_of(replies[0].get("content")) if replies else None
 
 
 class _Choice:

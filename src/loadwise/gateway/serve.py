@@ -19,20 +19,23 @@ from loadwise.kernel import events as e
 from loadwise.kernel.errors import ConfigError, JournalError
 from loadwise.kernel.ids import BackendId
 from loadwise.kernel.stack import Stack
+from loadwise.router.lifecycle import REPORTED
 from loadwise.runner.embed import Embedder
 from loadwise.settings import Config, convert, open_stack, with_embedder
 from loadwise.wire.heads import Ticker
 from loadwise.wire.server import Limits, Server
 
 from .archive import Archived, NoArchive, WatchedArchive
+from .asking import Asking
 from .backend import BackendLink
 from .config import GatewayConfig
 from .guard import Guard
 from .host import Host
+from .judging import Judging, assign, make_carrier, verification_config
 from .meter import Meter
 from .notices import notices
 from .probe import Probe
-from .programs import OnDurable, Programs
+from .programs import OnDurable, Programs, WhenDurable
 from .routes import Routes
 from .selector import Selector
 from .tenants import Tenants, read_secret
@@ -59,6 +62,8 @@ class Gateway:
         self.url = url
         """Base URL, without `/v1`."""
         self.probes = probes
+        self.judging: Judging | None = None
+        """None where no verifier is run here."""
         self._closers = closers
 
     async def close(self) -> None:
@@ -121,15 +126,61 @@ async def start(
             embedder=embedder,
             answer_max_bytes=gateway.answer_max_bytes,
             keep_alive_s=gateway.keep_alive_s,
+            task_type=gateway.task_selector.task_type,
         )
         probes = await _start_probes(host, links, gateway, closers, say)
-        programs = Programs(host, archive, tenants, _when_durable(host, opened.writer, closers))
+        when_durable = _when_durable(host, opened.writer, closers)
+        programs = Programs(host, archive, tenants, when_durable)
+        await _start_judging(config, gateway, host, turns, programs, when_durable, ticker, closers, say)
         route.routes = Routes(turns, programs, guard=Guard(gateway), state=lambda: _state(host, probes))
         await server.serve()
         closers.push_async_callback(server.close, gateway.grace_s)
         shown = f"[{gateway.host}]" if ":" in gateway.host else gateway.host
-        return Gateway(host, server, f"http://{shown}:{port}", probes, closers.pop_all())
+        running = Gateway(host, server, f"http://{shown}:{port}", probes, closers.pop_all())
+        running.judging = turns.judging
+        return running
     raise AssertionError("unreachable")
+
+
+async def _start_judging(
+    config: Config,
+    gateway: GatewayConfig,
+    host: Host,
+    turns: Turns,
+    programs: Programs,
+    when_durable: WhenDurable,
+    ticker: Ticker,
+    closers: contextlib.AsyncExitStack,
+    say: Say,
+) -> None:
+    """Run the configured verifiers; where there are none, and none of an earlier run, nothing is kept of answers.
+
+    Raises:
+        ConfigError: a verifier's option is wrong.
+    """
+    verification = verification_config(config)
+    assigned = assign(config)
+    left_over = any(host.router.table.by_id[p].verifier not in REPORTED for p in host.router.table.verifying)
+    if not assigned and not left_over:
+        return
+    # A sandbox is tried before it is relied on, which takes a moment: not on the loop.
+    carrier = await asyncio.to_thread(make_carrier, config, verification, say)
+    asking = Asking(turns, ticker)
+    closers.push_async_callback(asking.close)
+    carrier.asking = asking.ask
+    judging = Judging(
+        host,
+        config.task_types,
+        assigned,
+        carrier,
+        verification,
+        folder=None if gateway.journal is None else Path(gateway.journal),
+        when_durable=when_durable,
+        say=say,
+    )
+    closers.push_async_callback(judging.close)
+    turns.judging = programs.judging = judging
+    judging.start()
 
 
 async def _take_address(server: Server, gateway: GatewayConfig, closers: contextlib.AsyncExitStack) -> int:
@@ -186,7 +237,7 @@ class _Opened(NamedTuple):
 def _open_journal(
     config: Config, gateway: GatewayConfig, closers: contextlib.AsyncExitStack, ticker: Ticker, say: Say
 ) -> _Opened:
-    core = msgspec.structs.replace(config, gateway={})
+    core = msgspec.structs.replace(config, gateway={}, verification={})
     if gateway.journal is None:
         return _Opened(open_stack(core, gateway.seed), 0.0, None, NoArchive(), read_secret(None), True)
     path = Path(gateway.journal)

@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -11,7 +11,7 @@ from loadwise.kernel import events as e
 from loadwise.kernel.errors import CallerError, Conflict, Error, Overloaded, UnknownModel, Unprocessable
 from loadwise.kernel.ids import BackendId, ModelId, ProgramId, TurnId
 from loadwise.router.program import FORGOTTEN_STATES
-from loadwise.runner.embed import Embedder
+from loadwise.runner.embed import UNREAD, Embedder, Reading
 from loadwise.wire.exchange import Exchange
 
 from .answers import respond_error
@@ -24,6 +24,9 @@ from .openai import ModelRequest
 from .relay import Relay
 from .tenants import Tenants, key_of
 
+if TYPE_CHECKING:
+    from .judging import Judging
+
 TASK_TYPE_HEADER = b"x-loadwise-task-type"
 DOMAIN_HEADER = b"x-loadwise-domain"
 BUDGET_HEADER = b"x-loadwise-budget-s"
@@ -32,7 +35,7 @@ PRIORITY_HEADER = b"x-loadwise-priority"
 BUDGET_MAX_S = 7 * 86400.0
 PRIORITY_MAX = 1_000_000
 EMBEDDING_MAX_S = 2.0
-"""A first turn goes on without its embedding when that takes longer."""
+"""A first turn goes on without its embedding, and without an inferred task type, when that takes longer."""
 SHOWN_MAX_CHARS = 100
 """Of what a client sent, in the message that refuses it."""
 
@@ -51,7 +54,10 @@ class Turns:
         embedder: Embedder | None,
         answer_max_bytes: int,
         keep_alive_s: float = 15.0,
+        task_type: str | None = None,
     ) -> None:
+        self.judging: Judging | None = None
+        """Keeps what verifiers will need; None where none is run here."""
         self.host = host
         self.links = links
         self.archive = archive
@@ -62,7 +68,11 @@ class Turns:
         self.keep_alive_s = keep_alive_s
         self.note_overhead = meter.overhead_s.observe
         self._embedder = embedder
+        self._task_type = task_type
+        """Of every program that names none; None leaves it to the embedder."""
         self._n_implicit = 0
+        self.n_types_by_origin = dict.fromkeys(("named", "told", "abstained", "none"), 0)
+        """First requests by where their task type comes from."""
 
     def link(self, backend_id: BackendId) -> BackendLink:
         """The way to a backend."""
@@ -110,8 +120,10 @@ class Turns:
                 program_id = self._new_implicit_id()
         elif program is not None and program.is_implicit:
             self.prefixes.forget(program_id)  # from here on its messages alone do not tell where it stands
-        components = () if program is not None else self._components(request)
-        if components is not None:
+        reading = UNREAD if program is not None else self._read(request)
+        if self.judging is not None:
+            self.judging.note_turn(program_id, request)
+        if reading is not None:
             request.forget_messages()
         relay = Relay(
             self,
@@ -125,7 +137,7 @@ class Turns:
         )
         arrival = e.TurnArrived(
             at_s=self.host.now_s(),
-            turn_id=TurnId(0) if components is None else self._enter(relay),
+            turn_id=TurnId(0) if reading is None else self._enter(relay),
             program_id=program_id,
             model=request.model,
             prompt_tokens=request.prompt_tokens,
@@ -134,16 +146,53 @@ class Turns:
             is_final=is_final(headers),
             tenant=tenant,
             priority=priority,
-            task_type=facts.task_type,
+            task_type=facts.task_type or (self._task_type if program is None else None),
             domain=facts.domain,
             budget_s=facts.budget_s,
-            components=components or (),
         )
-        if components is None:
-            self._embed(relay, request, arrival)
+        if reading is None:
+            self._wait_for_reading(relay, request, arrival)
+        elif program is None:
+            self.host.post(self._as_read(arrival, reading))
         else:
             self.host.post(arrival)
-            relay.await_place()
+        relay.await_place()
+
+    def ask_inside(self, exchange: Exchange, program_id: ProgramId, body: bytes, *, tenant: str) -> None:
+        """Open a turn of our own: a program without task type, so that nobody judges it.
+
+        Raises:
+            Error: the model is not in the pool, or no work is taken now.
+        """
+        received_at_s = self.host.now_s()
+        request = ModelRequest(body, prompt_field="messages")
+        self.host.require_writable()
+        self.require_offered(request.model)
+        relay = Relay(
+            self,
+            exchange,
+            request,
+            b"/chat/completions",
+            turn_id=TurnId(0),
+            program_id=program_id,
+            conversation=None,
+            received_at_s=received_at_s,
+        )
+        self.host.post(
+            e.TurnArrived(
+                at_s=self.host.now_s(),
+                turn_id=self._enter(relay),
+                program_id=program_id,
+                model=request.model,
+                prompt_tokens=request.prompt_tokens,
+                max_output_tokens=request.max_output_tokens,
+                tenant=tenant,
+            )
+        )
+
+    def is_kept(self, program_id: ProgramId) -> bool:
+        """Whether the text of a program's answers is needed."""
+        return self.judging is not None and self.judging.is_kept(program_id)
 
     def _enter(self, relay: Relay) -> TurnId:
         """Give the turn its number, at the last moment: one that never arrives at the stack uses up none."""
@@ -196,31 +245,42 @@ class Turns:
         if record is not None and record.state not in FORGOTTEN_STATES:
             raise Conflict(f"program {program_id!r} has ended ({record.state})", code="program_finished")
 
-    def _components(self, request: ModelRequest) -> tuple[float, ...] | None:
-        """The request's embedding; None where it must be waited for."""
+    def _read(self, request: ModelRequest) -> Reading | None:
+        """What is read of the request; None where it must be waited for."""
         if self._embedder is None:
-            return ()
-        return self._embedder.components_now(request.prompt_text())
+            return UNREAD
+        return self._embedder.read_now(request.prompt_text())
 
-    def _embed(self, relay: Relay, request: ModelRequest, arrival: e.TurnArrived) -> None:
+    def _wait_for_reading(self, relay: Relay, request: ModelRequest, arrival: e.TurnArrived) -> None:
         assert self._embedder is not None
-        late = asyncio.get_running_loop().call_later(EMBEDDING_MAX_S, self._post_embedded, relay, arrival, ())
+        late = asyncio.get_running_loop().call_later(EMBEDDING_MAX_S, self._post_read, relay, arrival, UNREAD)
 
-        def on_components(components: tuple[float, ...]) -> None:
+        def on_reading(reading: Reading) -> None:
             late.cancel()
-            self._post_embedded(relay, arrival, components)
+            self._post_read(relay, arrival, reading)
 
         text = request.prompt_text()
         request.forget_messages()
-        self._embedder.submit(text, lambda components: self.host.call_on_loop(on_components, components))
+        self._embedder.submit(text, lambda reading: self.host.call_on_loop(on_reading, reading))
 
-    def _post_embedded(self, relay: Relay, arrival: e.TurnArrived, components: tuple[float, ...]) -> None:
+    def _post_read(self, relay: Relay, arrival: e.TurnArrived, reading: Reading) -> None:
         if relay.turn_id == 0 and relay.is_awaited:  # else it went on without, or the client has left meanwhile
             turn_id = self._enter(relay)
             self.host.post(
-                msgspec.structs.replace(arrival, turn_id=turn_id, components=components, at_s=self.host.now_s())
+                msgspec.structs.replace(self._as_read(arrival, reading), turn_id=turn_id, at_s=self.host.now_s())
             )
             relay.await_place()
+
+    def _as_read(self, arrival: e.TurnArrived, reading: Reading) -> e.TurnArrived:
+        """With components, and with the task type that was told where the client named none."""
+        task_type = arrival.task_type or reading.told.task_type
+        origin = (
+            "named" if arrival.task_type else "told" if task_type else "abstained" if reading.told.nearest else "none"
+        )
+        self.n_types_by_origin[origin] += 1
+        if reading is UNREAD:
+            return arrival
+        return msgspec.structs.replace(arrival, components=reading.components, task_type=task_type)
 
     def settle(self, relay: Relay, replies: list[object] | None) -> None:
         """A turn ended: remember the conversation of a program that is known by its messages only.

@@ -156,7 +156,8 @@ def digest_commands(commands: Sequence[Command]) -> int:
         elif isinstance(command, RecordPropensities):
             parts.append((i, (command.decision_id, len(command.propensities))))
         elif isinstance(command, RecordCredit):
-            parts.append((i, (command.decision_id, command.program_id, command.model)))
+            mark = ("withdrawn",) if command.is_withdrawn else ()
+            parts.append((i, (command.decision_id, command.program_id, command.model, *mark)))
         else:
             is_plain = False
             exact.append(command)

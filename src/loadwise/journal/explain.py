@@ -84,6 +84,9 @@ class Explanation(Fact, frozen=True, kw_only=True):
     success: float | None = None
     cost_usd: float | None = None
     reward: float | None = None
+    """Of the credit that is in force."""
+    n_corrections: int = 0
+    """Credits that were taken back before."""
     record: ProgramRecord | None = None
     """As archived, once it has left the router's memory."""
     is_exact: bool = True
@@ -120,6 +123,8 @@ class _Told:
         self._arrived_at_s: float | None = None
         self._end: ProgramEnded | None = None
         self._credit: RecordCredit | None = None
+        """The one in force."""
+        self._n_credits = 0
         self._record: ProgramRecord | None = None
 
     def hear(self, entry: Entry, commands: Sequence[Command]) -> None:
@@ -148,12 +153,15 @@ class _Told:
             case RecordPropensities():
                 self._decisions = [_with_propensities(d, command) for d in self._decisions]
             case RecordCredit():
-                self._credit = self._credit or command
+                self._credit = command
+                self._n_credits += 1
             case Archive():
                 self._record = command.program
 
     def explanation(self, program_id: str, *, is_exact: bool) -> Explanation:
         credit, record, end = self._credit, self._record, self._end
+        if credit is not None and credit.is_withdrawn:
+            credit = None
         return Explanation(
             program_id=program_id,
             arrived_at_s=self._arrived_at_s or 0.0,
@@ -167,6 +175,7 @@ class _Told:
             success=credit.success if credit is not None else None,
             cost_usd=credit.cost_usd if credit is not None else record.cost_usd if record is not None else None,
             reward=credit.reward if credit is not None else None,
+            n_corrections=max(0, self._n_credits - 1),
             record=record,
             is_exact=is_exact,
         )
@@ -234,6 +243,8 @@ def render_why(explanation: Explanation) -> str:
             f"credit: success {_number(explanation.success)}, cost ${_number(explanation.cost_usd)}, "
             f"reward {_number(explanation.reward)}"
         )
+    if explanation.n_corrections:
+        lines.append(f"the credit was corrected {_count(explanation.n_corrections, 'time')}; only the last counts")
     if not explanation.is_exact:
         lines.append("note: this loadwise does not answer as the one that wrote the journal; commands may differ")
     return "\n".join(lines)
@@ -273,7 +284,14 @@ def _from(decision: DecisionExplained) -> str:
 def _verdict_line(verdict: Verdict) -> str:
     score = f", score {_number(verdict.score)}" if verdict.score is not None else ""
     by = f" by {verdict.verifier}" if verdict.verifier else ""
-    return f"verdict: {verdict.verdict}{score}{by}"
+    version = f" (version {verdict.version})" if verdict.version else ""
+    took = f", {_number(verdict.took_s)} s" if verdict.took_s is not None else ""
+    cost = f", ${_number(verdict.cost_usd)}" if verdict.cost_usd else ""
+    correction = ", a correction" if verdict.is_correction else ""
+    why = f": {verdict.explanation}" if verdict.explanation else ""
+    lines = [f"verdict: {verdict.verdict}{score}{by}{version}{took}{cost}{correction}{why}"]
+    lines += [f"    {name}: {text}" for name, text in verdict.evidence.items()]
+    return "\n".join(lines)
 
 
 def _number(value: float | None) -> str:

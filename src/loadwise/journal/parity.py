@@ -138,7 +138,7 @@ def _floats(record: Record) -> Iterator[float | None]:
         case RecordPropensities():
             yield from record.propensities
         case RecordCredit():
-            yield from (record.success, record.cost_usd, record.reward)
+            yield from (record.success, record.cost_usd, record.reward, record.replaced_reward)
 
 
 def _candidate_floats(view: CandidateView) -> Iterator[float | None]:

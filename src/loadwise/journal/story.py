@@ -147,6 +147,9 @@ def _command_text(command: Command) -> str:
         case RecordPropensities():
             return f"decision {command.decision_id}: {', '.join(f'{p:.4g}' for p in command.propensities)}"
         case RecordCredit():
+            if command.is_withdrawn:
+                taken_back = command.replaced_reward or 0.0
+                return f"decision {command.decision_id} ({command.model}): reward {taken_back:.6g} taken back"
             return (
                 f"decision {command.decision_id} ({command.model}): success {command.success:g}, "
                 f"cost ${command.cost_usd:.6g}, reward {command.reward:.6g}"

@@ -122,14 +122,19 @@ class RecordPropensities(_Command, frozen=True, kw_only=True):
 
 
 class RecordCredit(_Command, frozen=True, kw_only=True):
-    """Write down what a decision earned. At most one per decision (law L11)."""
+    """Write down what a decision earned. At most one per decision is in force (law L11): a later one replaces it."""
 
     decision_id: DecisionId
     program_id: ProgramId
     model: ModelId
     success: float
+    """As the verifier said; what its known error rates make of it is in the reward."""
     cost_usd: float
     reward: float
+    replaced_reward: float | None = None
+    """The reward of the earlier credit that this one takes back; None where there was none."""
+    is_withdrawn: bool = False
+    """The verdict was corrected to an abstention: the earlier credit is taken back, and nothing takes its place."""
 
 
 class ProgramRecord(Fact, frozen=True, kw_only=True):

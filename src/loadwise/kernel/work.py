@@ -75,6 +75,8 @@ class EndReason(enum.StrEnum):
     VERDICT = "verdict"
     BUDGET = "budget"
     CANCELLED = "cancelled"
+    INTERNAL = "internal"
+    """A model call of our own (a judge's) is over: nothing is judged, nothing is learned."""
     FAILED = "failed"
     REJECTED = "rejected"
 
@@ -83,6 +85,10 @@ class VerdictKind(enum.StrEnum):
     PASS = "pass"
     FAIL = "fail"
     ABSTAIN = "abstain"
+
+
+HUMAN = "human"
+"""The verifier whose word goes before that of any machine."""
 
 
 class Verdict(Fact, frozen=True, kw_only=True):
@@ -99,10 +105,33 @@ class Verdict(Fact, frozen=True, kw_only=True):
     version: str = ""
     verdict_id: str = ""
     """The sender's own id, so that the same report sent twice is known to be the same."""
+    took_s: float | None = None
+    """How long the verifier worked, checks included; None where nobody measured."""
+    cost_usd: float | None = None
+    """What its checks cost, a judge's model calls above all; None where nobody counted."""
+    explanation: str = ""
+    """Why, in words for a human."""
+    evidence: dict[str, str] = {}
+    """What the explanation rests on, by name; bounded by whoever makes it."""
+    is_correction: bool = False
+    """It replaces the verdict that stands, whoever gave that; a person's verdict replaces a machine's without it."""
 
     def __post_init__(self) -> None:
         if self.score is not None and not (math.isfinite(self.score) and 0.0 <= self.score <= 1.0):
             raise Unprocessable(f"score {self.score!r} is outside [0, 1]", param="score")
+
+    def replaces(self, other: "Verdict") -> bool:
+        """Whether it takes the place of a verdict that stands already; the same report again does not.
+
+        >>> by_test = Verdict(verdict=VerdictKind.FAIL, verifier="code")
+        >>> Verdict(verdict=VerdictKind.PASS, verifier="human").replaces(by_test)
+        True
+        >>> Verdict(verdict=VerdictKind.PASS, verifier="judge").replaces(by_test)
+        False
+        """
+        if self == other:
+            return False
+        return self.is_correction or (self.verifier == HUMAN and other.verifier != HUMAN)
 
     @property
     def success(self) -> float | None:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loadwise.policy.context import ContextSpec
-from loadwise.runner.embed import make_embedder
+from loadwise.runner.embed import Reading, make_embedder
 
 from .stream import Stream
 
@@ -79,18 +79,18 @@ def _components(
         for index, text in enumerate(stream.texts):
             if text is None:
                 continue
-            now = embedder.components_now(text)
+            now = embedder.read_now(text)
             if now is not None:
-                found[index] = now
+                found[index] = now.components
                 continue
             # One at a time: the embedder's queue is short, and what finds it full is not embedded.
             done = Event()
 
-            def on_components(components: tuple[float, ...], index: int = index, done: Event = done) -> None:
-                found[index] = components
+            def on_reading(reading: Reading, index: int = index, done: Event = done) -> None:
+                found[index] = reading.components
                 done.set()
 
-            embedder.submit(text, on_components)
+            embedder.submit(text, on_reading)
             done.wait()
         return found, embedder.version
     finally:

@@ -48,7 +48,8 @@ class FeedbackSpec(Fact, frozen=True, kw_only=True):
 
     verification: Verification = "adaptive"
     misclassified: float | None = None
-    """1 - q for every family; None takes ORACLE's figures."""
+    """1 - q for every family; None takes `misclassified_by_family`, then ORACLE's figures."""
+    misclassified_by_family: dict[str, float] = {}
     concurrency: Concurrency = "sequential"
     in_flight: int = 1
     """C; 1 with `sequential`."""
@@ -64,6 +65,9 @@ class FeedbackSpec(Fact, frozen=True, kw_only=True):
             raise ConfigError(f"concurrency {self.concurrency!r} is unknown; known: sequential, delayed, batch, slots")
         if self.misclassified is not None and not 0.0 <= self.misclassified <= 1.0:
             raise ConfigError(f"misclassified is {self.misclassified!r}; it must be in [0, 1]")
+        for family, ratio in self.misclassified_by_family.items():
+            if not 0.0 <= ratio <= 1.0:
+                raise ConfigError(f"misclassified of {family!r} is {ratio!r}; it must be in [0, 1]")
         if not 0.0 <= self.loss <= 1.0:
             raise ConfigError(f"loss is {self.loss!r}; it must be in [0, 1]")
         if not 1 <= self.in_flight <= 4096:
@@ -150,6 +154,8 @@ def misclassified(spec: FeedbackSpec, family: str) -> float:
     """The probability that another family's verifier is taken for `family`."""
     if spec.misclassified is not None:
         return spec.misclassified
+    if family in spec.misclassified_by_family:
+        return spec.misclassified_by_family[family]
     return MISCLASSIFIED_BY_FAMILY.get(family, MISCLASSIFIED_ELSEWHERE)
 
 

@@ -88,6 +88,33 @@ def read_texts(folder: Path, families: Sequence[str]) -> dict[tuple[str, str], s
     return texts
 
 
+def read_task_texts(folder: Path) -> list[tuple[str, str]]:
+    """Every (family, text) of `folder/*.parquet`, or of `folder/tasks/*.parquet`; rows without a text are left out.
+
+    Raises:
+        ConfigError: no such folder or file, or a column that is missing or of another type.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"tasks folder {str(folder)!r} does not exist")
+    places = (folder / "tasks", folder)
+    paths = next((found for place in places if (found := sorted(place.glob("*.parquet")))), [])
+    if not paths:
+        raise ConfigError(f"{str(folder)!r} has no *.parquet and no tasks/*.parquet")
+    rows: list[tuple[str, str]] = []
+    for path in paths:
+        pa = _pyarrow()
+        try:
+            schema = pa.parquet.read_schema(path)
+            for name in ("family", "text"):
+                _require_type(path, schema, name, is_text=True)
+            table = pa.parquet.read_table(path, columns=["family", "text"], partitioning=None)
+        except (pa.ArrowException, OSError) as error:
+            raise ConfigError(f"{str(path)!r} cannot be read as Parquet: {error}") from error
+        pairs = zip(table.column("family").to_pylist(), table.column("text").to_pylist(), strict=True)
+        rows += [(family, text) for family, text in pairs if family and text and text.strip()]
+    return rows
+
+
 def _names(path: Path) -> list[str]:
     """The columns of a file; none where it cannot be read, which opening it says better."""
     pa = _pyarrow()

@@ -84,6 +84,14 @@ class Feedback(Fact, frozen=True, kw_only=True):
     reward: float
 
 
+class Unlearner(Protocol):
+    """What a policy may offer besides its contract, so that a wrong verdict can be put right."""
+
+    def unlearn(self, feedback: Feedback) -> None:
+        """Take back what `learn` was told with the same feedback: the decision is pending again."""
+        ...
+
+
 class Policy(Protocol):
     """The whole contract; `policy.checks` is its test suite."""
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from loadwise.kernel.errors import ConfigError, SchemaMismatch, Unprocessable
+from loadwise.kernel.errors import ConfigError, LawBroken, SchemaMismatch, Unprocessable
 from loadwise.kernel.fact import Fact
 from loadwise.kernel.streams import Generator
 
@@ -97,6 +97,18 @@ class EpsilonGreedy:
             raise Unprocessable(f"candidate {feedback.candidate!r} is one more than the limit of {CANDIDATES_MAX}")
         n_verdicts, total = self._tally_by_name.get(feedback.candidate, (0, 0.0))
         self._tally_by_name[feedback.candidate] = (n_verdicts + 1, total + feedback.reward)
+
+    def unlearn(self, feedback: Feedback) -> None:
+        """The reward leaves its candidate's mean.
+
+        Raises:
+            LawBroken: no verdict of that candidate was learned.
+        """
+        n_verdicts, total = self._tally_by_name.get(feedback.candidate, (0, 0.0))
+        if n_verdicts == 0:
+            raise LawBroken("L11", f"unlearn for candidate {feedback.candidate!r}, which has 0 verdicts")
+        left = total - feedback.reward if n_verdicts > 1 else 0.0
+        self._tally_by_name[feedback.candidate] = (n_verdicts - 1, left)
 
     def undo(self, decision_id: int, candidate: str, x: Vector) -> None:
         """Nothing to forget."""

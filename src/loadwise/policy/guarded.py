@@ -14,7 +14,7 @@ from typing import Any
 from loadwise.kernel.errors import LawBroken, SchemaMismatch
 from loadwise.kernel.streams import Generator
 
-from .base import Candidate, Choice, Context, Feedback, Policy, Vector
+from .base import Candidate, Choice, Context, Feedback, Policy, Unlearner, Vector
 from .checks import check_propensities
 from .picking import best_index, certain
 
@@ -27,6 +27,14 @@ _OURS = __name__.rpartition(".")[0] + "."
 def guarded(policy: Policy, report: Report) -> Policy:
     """The policy itself where it is one of ours, else a fence around it."""
     return policy if type(policy).__module__.startswith(_OURS) else Guarded(policy, report)
+
+
+def unlearner(policy: Policy) -> Unlearner | None:
+    """The policy as one that can take a verdict back; None where it cannot."""
+    if isinstance(policy, Guarded):
+        return policy if policy.can_unlearn else None
+    found: Any = policy
+    return found if callable(getattr(policy, "unlearn", None)) else None
 
 
 def fall_back(candidates: Sequence[Candidate]) -> Choice:
@@ -90,6 +98,21 @@ class Guarded:
             reward=feedback.reward,
         )
         self._call("learn", own)
+
+    @property
+    def can_unlearn(self) -> bool:
+        """Whether a wrong verdict can be put right."""
+        return callable(getattr(self.inner, "unlearn", None))
+
+    def unlearn(self, feedback: Feedback) -> None:
+        """Pass it on."""
+        own = Feedback(
+            decision_id=feedback.decision_id,
+            candidate=feedback.candidate,
+            x=feedback.x.copy(),
+            reward=feedback.reward,
+        )
+        self._call("unlearn", own)
 
     def undo(self, decision_id: int, candidate: str, x: Vector) -> None:
         """Pass it on."""

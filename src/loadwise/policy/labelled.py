@@ -104,6 +104,10 @@ class _Labelled:
         """The reward enters the mean of its candidate under its label."""
         self.tally.learn(feedback.candidate, feedback.x, feedback.reward)
 
+    def unlearn(self, feedback: Feedback) -> None:
+        """The reward leaves the mean of its candidate under its label."""
+        self.tally.unlearn(feedback.candidate, feedback.x, feedback.reward)
+
     def undo(self, decision_id: int, candidate: str, x: Vector) -> None:
         """The decision no longer counts as tried."""
         self.tally.undo(candidate, x)

@@ -98,6 +98,10 @@ class _Linear:
         """The verdict enters L, b and θ."""
         self.ridge.learn(feedback.candidate, feedback.x, feedback.reward)
 
+    def unlearn(self, feedback: Feedback) -> None:
+        """The verdict leaves L, b and θ."""
+        self.ridge.unlearn(feedback.candidate, feedback.x, feedback.reward)
+
     def undo(self, decision_id: int, candidate: str, x: Vector) -> None:
         """The decision leaves V."""
         self.ridge.undo(candidate, x)

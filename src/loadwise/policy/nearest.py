@@ -164,6 +164,19 @@ class Nearest:
         self._units[place], self._rewards[place], self._owners[place] = unit, feedback.reward, row
         self._n_learned += 1
 
+    def unlearn(self, feedback: Feedback) -> None:
+        """The latest such outcome is forgotten; its place stays empty until the memory comes round to it.
+
+        One that has left the memory already needs no forgetting.
+        """
+        row = self._row_by_name.get(feedback.candidate, -2)
+        same = (self._owners == row) & (self._rewards == feedback.reward)
+        same &= (self._units == self._unit(feedback.x)).all(axis=1)
+        found = np.flatnonzero(same)
+        if found.size:
+            age = (self._n_learned - 1 - found) % self._options.capacity
+            self._owners[found[np.argmin(age)]] = -1
+
     def undo(self, decision_id: int, candidate: str, x: Vector) -> None:
         """Nothing to forget."""
 

@@ -35,8 +35,18 @@ class Neighbour(Fact, frozen=True, kw_only=True):
     similarity_ratio: float
 
 
-def make_prompt(request: str, candidates: Sequence[Candidate], neighbours: Sequence[Neighbour]) -> str:
+def make_prompt(
+    request: str,
+    candidates: Sequence[Candidate],
+    neighbours: Sequence[Neighbour],
+    points_per_usd: float | None = None,
+    complexity: str | None = None,
+) -> str:
     """What the orchestrator is asked.
+
+    Args:
+        points_per_usd: what a dollar takes from a run's success in [0, 1], said where it is given.
+        complexity: how hard a rule finds the request, said where it is given.
 
     >>> print(make_prompt("Sort a list.", [Candidate(name="small", price_usd=0.1)], ()))
     Choose the model that should do a task. Answer with one JSON object: {"model": NAME}.
@@ -53,9 +63,15 @@ def make_prompt(request: str, candidates: Sequence[Candidate], neighbours: Seque
     by_price = sorted(candidates, key=lambda candidate: (candidate.price_usd, candidate.name))
     models = [f"- {candidate.name} ({candidate.price_usd:.4g})" for candidate in by_price]
     earlier = [f"- {one.model}: {one.reward:.2f} (similarity {one.similarity_ratio:.2f})" for one in neighbours]
+    told = []
+    if points_per_usd is not None:
+        told.append(f"A run is worth its success, 0 to 1, minus {points_per_usd:g} for every dollar it costs.")
+    if complexity is not None:
+        told.append(f"The task looks {complexity}.")
     return "\n".join(
         (
             'Choose the model that should do a task. Answer with one JSON object: {"model": NAME}.',
+            *told,
             "",
             "Models, from cheap to dear:",
             *models,
@@ -148,14 +164,20 @@ class Orchestrator(Nearest):
         ask: Ask,
         describe: Callable[[Context], str],
         options: NearestOptions = NearestOptions(),  # noqa: B008 - frozen
+        points_per_usd: float | None = None,
+        judge_complexity: Callable[[str], str] | None = None,
     ) -> None:
         super().__init__(options)
         self.is_deterministic = True
         self._ask, self._describe = ask, describe
+        self._points_per_usd, self._judge_complexity = points_per_usd, judge_complexity
 
     def choose(self, context: Context, candidates: Sequence[Candidate], rng: Generator) -> Choice:
         """The candidate that the answer names."""
-        prompt = make_prompt(self._describe(context), candidates, self.neighbours(context.x, candidates))
+        request = self._describe(context)
+        complexity = None if self._judge_complexity is None else self._judge_complexity(request)
+        neighbours = self.neighbours(context.x, candidates)
+        prompt = make_prompt(request, candidates, neighbours, self._points_per_usd, complexity)
         named = parse_answer(self._ask(prompt), [candidate.name for candidate in candidates])
         chosen = best_index([1.0 if candidate.name == named else 0.0 for candidate in candidates], candidates)
         return Choice(chosen=chosen, propensities=certain(chosen, len(candidates)))

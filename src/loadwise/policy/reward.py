@@ -62,6 +62,16 @@ class RewardSpec(Fact, frozen=True, kw_only=True):
         """
         if not 0.0 <= success <= 1.0:
             raise Unprocessable(f"success {success!r} is outside [0, 1]", param="success")
+        return self.reward_of_estimate(success, cost_usd)
+
+    def reward_of_estimate(self, success: float, cost_usd: float) -> float:
+        """The reward of an unbiased estimate of success, which may lie outside [0, 1] (`verify.debias`): unclipped.
+
+        Raises:
+            Unprocessable: an argument is not finite, or the cost is negative.
+        """
+        if not math.isfinite(success):
+            raise Unprocessable(f"success {success!r} is not a finite number", param="success")
         if not (math.isfinite(cost_usd) and cost_usd >= 0.0):
             raise Unprocessable(f"cost_usd {cost_usd!r} is not a finite number >= 0", param="cost_usd")
         ratio = cost_usd / self.scale_usd

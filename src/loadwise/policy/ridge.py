@@ -137,6 +137,21 @@ class DisjointRidge:
         self._n_verdicts[row] += 1
         self._solve(row)
 
+    def unlearn(self, candidate: str, x: Any, reward: float) -> None:
+        """Its verdict was wrong: L -= x xᵀ, b -= r x; the decision is pending again.
+
+        Raises:
+            LawBroken: no verdict of `candidate` was learned.
+        """
+        vector, _ = self.checked(x)
+        row = self._row_by_name.get(candidate, -1)
+        if row < 0 or self._n_verdicts[row] == 0:
+            raise LawBroken("L11", f"unlearn for candidate {candidate!r}, which has 0 verdicts")
+        self._landed.remove(row, vector)
+        self._credits[row] -= reward * vector
+        self._n_verdicts[row] -= 1
+        self._solve(row)
+
     def undo(self, candidate: str, x: Any) -> None:
         """Its verdict will never come: V -= x xᵀ.
 

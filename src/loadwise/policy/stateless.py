@@ -28,6 +28,9 @@ class Stateless:
     def learn(self, feedback: Feedback) -> None:
         """Nothing to learn."""
 
+    def unlearn(self, feedback: Feedback) -> None:
+        """Nothing to take back."""
+
     def undo(self, decision_id: int, candidate: str, x: Vector) -> None:
         """Nothing to forget."""
 

@@ -86,6 +86,19 @@ class Tally:
         cell.n_verdicts += 1
         cell.total += reward
 
+    def unlearn(self, candidate: str, x: Any, reward: float) -> None:
+        """Its verdict was wrong; the decision is pending again.
+
+        Raises:
+            LawBroken: no verdict of `candidate` was learned under this label.
+        """
+        label = self.label(x)
+        cell = self.cell(candidate, label)
+        if cell.n_verdicts == 0:
+            raise LawBroken("L11", f"unlearn for candidate {candidate!r}, which has 0 verdicts under {label!r}")
+        cell.n_verdicts -= 1
+        cell.total = cell.total - reward if cell.n_verdicts else 0.0
+
     def undo(self, candidate: str, x: Any) -> None:
         """Its verdict will never come.
 

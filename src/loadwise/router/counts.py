@@ -31,4 +31,6 @@ class Counts(msgspec.Struct, kw_only=True):
     """Places taken back from programs that had started (`router/pausing.py`)."""
     verdicts_stale: int = 0
     verdicts_late: int = 0
+    verdicts_corrected: int = 0
+    """Verdicts that took the place of another, credited or not."""
     verdicts_abstained: int = 0

@@ -7,6 +7,7 @@ pending decision keeps the context it was made in, because credit belongs to tha
 import hashlib
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -16,11 +17,15 @@ from loadwise.kernel.fact import Fact
 from loadwise.kernel.ids import DecisionId, ModelId, ProgramId
 from loadwise.kernel.streams import Generator, Streams
 from loadwise.policy.base import Candidate, Choice, Context, Feedback, Policy, Vector
-from loadwise.policy.guarded import Guarded, Report, guarded
+from loadwise.policy.guarded import Guarded, Report, guarded, unlearner
 from loadwise.policy.registry import PolicySpec, Resolve, make_policy
 from loadwise.policy.ridge import REWARD_MAX
+from loadwise.verify.debias import ErrorRates
 
 from .config import RouterConfig
+
+SETTLED_MAX = 4096
+"""Judged, or given up: as many decisions are remembered for a correction."""
 
 FOREIGN = ""
 """The learner version of decisions that no learner of ours has observed; their verdicts teach nobody."""
@@ -52,6 +57,20 @@ class Pending:
         self.learner_version = learner_version
 
 
+class Settled(NamedTuple):
+    """A decision that is pending no more: what it earned, or None where it was undone."""
+
+    pending: Pending
+    reward: float | None
+
+
+class Corrected(NamedTuple):
+    """The reward that a decision had, and the one that it has now; None where it has none."""
+
+    before: float | None
+    after: float | None
+
+
 class CreditState(Fact, frozen=True, kw_only=True):
     """A dump of `Credit`."""
 
@@ -60,6 +79,7 @@ class CreditState(Fact, frozen=True, kw_only=True):
     pending: list[tuple[int, str, str, list[float], int, Choice | None, str]]
     n_landed: int
     n_undone: int
+    settled: list[tuple[int, str, str, list[float], int, str, float | None]] = []
 
 
 class Credit:
@@ -73,6 +93,8 @@ class Credit:
         self.learners = self._make_learners()
         self.version = f"{config.policy.name}-{_digest(config.policy)}/{config.context.version}"
         self.pending_by_decision: dict[DecisionId, Pending] = {}
+        self.settled_by_decision: dict[DecisionId, Settled] = {}
+        """The latest `SETTLED_MAX` of them, so that a verdict on them can still be corrected."""
         self.n_landed = 0
         self.n_undone = 0
 
@@ -85,26 +107,96 @@ class Credit:
         self.pending_by_decision[pending.decision_id] = pending
         self.learners[pending.slot].observe(pending.decision_id, pending.model, pending.x)
 
-    def land(self, decision_id: DecisionId, success: float, cost_usd: float) -> float | None:
-        """Learn from a verdict. Returns the reward, or None where the decision is not pending (law L11)."""
+    def land(
+        self, decision_id: DecisionId, success: float, cost_usd: float, rates: ErrorRates | None = None
+    ) -> float | None:
+        """Learn from a verdict. Returns the reward, or None where the decision is not pending (law L11).
+
+        Args:
+            rates: how often the verifier is wrong; None takes its word.
+        """
         pending = self.pending_by_decision.pop(decision_id, None)
         if pending is None:
             return None
-        value = min(max(self._reward.reward(success, cost_usd), -REWARD_MAX), REWARD_MAX)
+        value = self._value(success, cost_usd, rates)
         if pending.learner_version == self.version:
-            feedback = Feedback(decision_id=decision_id, candidate=pending.model, x=pending.x, reward=value)
-            self.learners[pending.slot].learn(feedback)
+            self.learners[pending.slot].learn(_feedback(pending, value))
         self.n_landed += 1
+        self._settle(pending, value)
         return value
+
+    def _value(self, success: float, cost_usd: float, rates: ErrorRates | None) -> float:
+        estimate = success if rates is None else rates.debiased(success)
+        return min(max(self._reward.reward_of_estimate(estimate, cost_usd), -REWARD_MAX), REWARD_MAX)
 
     def undo(self, decision_id: DecisionId | None) -> None:
         """The decision will never be judged."""
+        self._undo(decision_id)
+
+    def give_up(self, decision_id: DecisionId | None) -> None:
+        """No verdict has come, or none that says anything: undone, but a correction may still come."""
+        pending = self._undo(decision_id)
+        if pending is not None:
+            self._settle(pending, None)
+
+    def _undo(self, decision_id: DecisionId | None) -> Pending | None:
         pending = None if decision_id is None else self.pending_by_decision.pop(decision_id, None)
-        if pending is None:
-            return
-        if pending.learner_version == self.version:
-            self.learners[pending.slot].undo(pending.decision_id, pending.model, pending.x)
-        self.n_undone += 1
+        if pending is not None:
+            if pending.learner_version == self.version:
+                self.learners[pending.slot].undo(pending.decision_id, pending.model, pending.x)
+            self.n_undone += 1
+        return pending
+
+    def _settle(self, pending: Pending, reward: float | None) -> None:
+        pending.choice = None
+        self.settled_by_decision[pending.decision_id] = Settled(pending, reward)
+        while len(self.settled_by_decision) > SETTLED_MAX:
+            del self.settled_by_decision[next(iter(self.settled_by_decision))]
+
+    def forget(self, decision_id: DecisionId | None) -> None:
+        """The decision's program leaves memory: nothing of it can be corrected any more."""
+        if decision_id is not None:
+            self.settled_by_decision.pop(decision_id, None)
+
+    def correct(
+        self, decision_id: DecisionId, success: float | None, cost_usd: float, rates: ErrorRates | None = None
+    ) -> Corrected | None:
+        """Take back what a settled decision has earned, and learn from another verdict instead.
+
+        Args:
+            success: None where the new verdict is an abstention.
+
+        Returns:
+            The rewards before and after; None where the decision is not remembered, or its policy cannot unlearn: then
+            nothing has changed.
+        """
+        settled = self.settled_by_decision.get(decision_id)
+        if settled is None:
+            return None
+        pending, before = settled
+        after = None if success is None else self._value(success, cost_usd, rates)
+        if pending.learner_version == self.version and not self._relearn(pending, before, after):
+            return None
+        self.n_landed += (after is not None) - (before is not None)
+        self.n_undone -= (after is not None) - (before is not None)
+        self.settled_by_decision[decision_id] = Settled(pending, after)
+        return Corrected(before, after)
+
+    def _relearn(self, pending: Pending, before: float | None, after: float | None) -> bool:
+        """Bring the learner from one reward to another; False where it cannot."""
+        learner = self.learners[pending.slot]
+        if before is not None:
+            able = unlearner(learner)
+            if able is None:
+                return False
+            able.unlearn(_feedback(pending, before))
+        elif after is not None:
+            learner.observe(pending.decision_id, pending.model, pending.x)
+        if after is not None:
+            learner.learn(_feedback(pending, after))
+        elif before is not None:
+            learner.undo(pending.decision_id, pending.model, pending.x)
+        return True
 
     def slot(self, decision_id: DecisionId | None) -> int:
         """Whose learner decided; the first where the decision is not pending."""
@@ -132,6 +224,10 @@ class Credit:
             pending=rows,
             n_landed=self.n_landed,
             n_undone=self.n_undone,
+            settled=[
+                (p.decision_id, p.program_id, p.model, p.x.tolist(), p.slot, p.learner_version, reward)
+                for p, reward in self.settled_by_decision.values()
+            ],
         )
 
     def load(self, state: CreditState) -> None:
@@ -151,6 +247,21 @@ class Credit:
             )
             for row in state.pending
         }
+        self.settled_by_decision = {
+            DecisionId(row[0]): Settled(
+                Pending(
+                    decision_id=DecisionId(row[0]),
+                    program_id=ProgramId(row[1]),
+                    model=ModelId(row[2]),
+                    x=np.asarray(row[3], dtype=np.float64),
+                    slot=row[4],
+                    choice=None,
+                    learner_version=row[5] if is_same else FOREIGN,
+                ),
+                row[6],
+            )
+            for row in state.settled
+        }
         self.n_landed, self.n_undone = state.n_landed, state.n_undone
 
     def _load_learners(self, dumped: list[bytes]) -> bool:
@@ -166,6 +277,10 @@ class Credit:
             self.learners = self._make_learners()
             return False
         return True
+
+
+def _feedback(pending: Pending, reward: float) -> Feedback:
+    return Feedback(decision_id=pending.decision_id, candidate=pending.model, x=pending.x, reward=reward)
 
 
 def _learners(n: int, config: RouterConfig, resolve: Resolve | None, report: Report) -> list[Policy]:

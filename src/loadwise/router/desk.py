@@ -11,6 +11,7 @@ from loadwise.kernel.ids import DecisionId, ProgramId, TurnId
 from loadwise.kernel.pool import BackendSpec, ModelSpec
 from loadwise.kernel.streams import Streams
 from loadwise.policy.registry import Resolve
+from loadwise.verify.debias import ErrorRates
 
 from .admission import Admission
 from .agenda import Agenda
@@ -39,10 +40,12 @@ class Desk:
         verifier_by_task_type: Mapping[str, str],
         seed: int,
         resolve: Resolve | None = None,
+        error_rates: Mapping[str, ErrorRates] | None = None,
     ) -> None:
         streams = Streams(seed)
         self.config = config
         self.verifier_by_task_type = dict(verifier_by_task_type)
+        self.error_rates_by_task_type = dict(error_rates or {})
         self.backends = Backends(models, backends)
         self.configured_pool = self.backends.digest()
         self.admission = Admission(config, self.backends, streams, resolve, self.policy_failed)

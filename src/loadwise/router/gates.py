@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from loadwise.kernel.ids import BackendId, ModelId, ProgramId
-from loadwise.ledger.demand import Demand
+from loadwise.ledger.demand import PSEUDO_OBSERVATIONS, Demand
 from loadwise.ledger.footprint import HORIZON_STEPS, Floats, projected
 from loadwise.ledger.ledger import Ledger
 from loadwise.ledger.overhead import Overhead
@@ -95,6 +95,8 @@ class FootprintGate:
         members = ledger.members(backend_id)
         if not any(ledger.account_by_backend[b].amount_by_key for b in members):
             return True
+        if self._is_unproven(backend_id) and not ledger.fits(backend_id, amount, at_s=at_s):
+            return False
         new_tokens = float(max(program.context_tokens, turn.needed_tokens))
         shares = np.zeros(HORIZON_STEPS)
         for member in members:
@@ -103,6 +105,14 @@ class FootprintGate:
                 contexts.append(new_tokens)
             shares += self._shares(BackendId(member), contexts)
         return float(shares.max()) <= self._config.footprint_ratio
+
+    def _is_unproven(self, backend_id: BackendId) -> bool:
+        """Whether fewer programs have ended than the prior is worth: until then a peak each must fit as well.
+
+        A pool that is found idle by a crowd would else be filled by guesswork, with programs that all grow in step.
+        """
+        demand = self._books.demand_by_model[self._books.model_by_backend[backend_id]]
+        return demand.n_finished < PSEUDO_OBSERVATIONS
 
     def _shares(self, backend_id: BackendId, contexts: list[float]) -> Floats:
         """Expected use of the cache by one backend's programs, over the horizon."""

@@ -7,6 +7,7 @@ from loadwise.kernel.errors import LawBroken
 from loadwise.kernel.ids import BackendId, DecisionId, ProgramId, TurnId
 from loadwise.kernel.work import ProgramState
 
+from .credit import SETTLED_MAX
 from .desk import CALLED_OFF_MAX, Desk
 from .program import FORGOTTEN_STATES, Program
 
@@ -73,6 +74,12 @@ def _check_credit(desk: Desk) -> None:
     for decision_id, pending in desk.credit.pending_by_decision.items():
         if live.get(decision_id) != pending.model:
             raise LawBroken("L11", f"decision {decision_id} pends for {pending.model!r} and belongs to no live program")
+
+    both = desk.credit.pending_by_decision.keys() & desk.credit.settled_by_decision.keys()
+    if both:
+        raise LawBroken("L11", f"decision {min(both)} is pending and settled")
+    if len(desk.credit.settled_by_decision) > SETTLED_MAX:
+        raise LawBroken("L15", f"{len(desk.credit.settled_by_decision)} settled decisions exceed {SETTLED_MAX}")
 
 
 def _check_table(desk: Desk) -> None:

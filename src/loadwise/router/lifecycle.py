@@ -8,7 +8,8 @@ from loadwise.kernel import commands as c
 from loadwise.kernel import events as e
 from loadwise.kernel.errors import LawBroken
 from loadwise.kernel.ids import ProgramId
-from loadwise.kernel.work import EndReason, ProgramState
+from loadwise.kernel.work import HUMAN, EndReason, ProgramState, Verdict
+from loadwise.verify.debias import ErrorRates
 
 from .desk import Desk
 from .ending import Ending
@@ -17,8 +18,12 @@ from .program import Program
 
 EXTERNAL = "external"
 """The verifier of a task type whose verdicts somebody else reports."""
+REPORTED = frozenset({None, EXTERNAL, HUMAN})
+"""Verifiers that nobody here runs."""
 
 _S = ProgramState
+_CORRECTABLE = frozenset({_S.CLOSED, _S.CENSORED, _S.TIMED_OUT})
+"""Where a program rests that was judged, or could have been."""
 
 
 class Lifecycle:
@@ -33,7 +38,7 @@ class Lifecycle:
         program = self._desk.table.by_id.get(event.program_id)
         if program is None or not program.is_open:
             self._desk.counts.stale += 1
-        elif event.reason is EndReason.CANCELLED or (program.n_turns == 0 and program.open_turns):
+        elif event.reason in (EndReason.CANCELLED, EndReason.INTERNAL) or (program.n_turns == 0 and program.open_turns):
             self._cancel(program, event.reason)
         else:
             self.end(program, event.reason)
@@ -43,7 +48,7 @@ class Lifecycle:
         if not self._stop(program, reason):
             return
         self._await_verdict(program)
-        if program.verifier not in (None, EXTERNAL):
+        if program.verifier not in REPORTED:
             assert program.verifier is not None
             self._desk.out.append(
                 c.Verify(program_id=program.program_id, verifier=program.verifier, task_type=program.task_type)
@@ -97,8 +102,11 @@ class Lifecycle:
         """A program is judged; one that is still open has thereby ended."""
         desk = self._desk
         program = desk.table.by_id.get(event.program_id)
-        if program is None or program.verdict is not None:
+        if program is None or (program.verdict is not None and not event.verdict.replaces(program.verdict)):
             desk.counts.verdicts_stale += 1
+            return
+        if not program.is_open and program.state is not _S.VERIFYING and self._is_correction(program, event.verdict):
+            self._correct(program, event.verdict)
             return
         if program.is_open:
             if not self._stop(program, EndReason.VERDICT):
@@ -111,19 +119,56 @@ class Lifecycle:
             return
         success = event.verdict.success
         if success is None:
-            desk.credit.undo(program.decision_id)
+            desk.credit.give_up(program.decision_id)
             desk.counts.verdicts_abstained += 1
         else:
-            self._credit(program, success)
+            self._credit(program, success, self._error_rates(program, event.verdict))
         self._close(program, _S.CLOSED)
 
-    def _credit(self, program: Program, success: float) -> None:
+    def _error_rates(self, program: Program, verdict: Verdict) -> ErrorRates | None:
+        """How often this verdict's verifier is known to be wrong; a person is taken at his word."""
+        if verdict.verifier == HUMAN:
+            return None
+        return self._desk.error_rates_by_task_type.get(program.task_type or "")
+
+    def _is_correction(self, program: Program, verdict: Verdict) -> bool:
+        """Whether it takes the place of what was said or given up before."""
+        return program.state in _CORRECTABLE and (program.verdict is not None or verdict.is_correction)
+
+    def _correct(self, program: Program, verdict: Verdict) -> None:
+        """Another verdict takes the place of the one that stands; what that one taught is taken back first (L11)."""
+        desk = self._desk
+        program.verdict = verdict
+        desk.counts.verdicts_corrected += 1
+        if program.state is _S.CENSORED:
+            program.move(_S.CLOSED)
+        if program.n_side_turns or program.decision_id is None or program.model is None:
+            return
+        rates = self._error_rates(program, verdict)
+        corrected = desk.credit.correct(program.decision_id, verdict.success, program.cost_usd, rates)
+        if corrected is None or corrected == (None, None):
+            return
+        program.reward, program.is_credited = corrected.after, corrected.after is not None
+        desk.out.append(
+            c.RecordCredit(
+                decision_id=program.decision_id,
+                program_id=program.program_id,
+                model=program.model,
+                success=verdict.success or 0.0,
+                cost_usd=program.cost_usd,
+                reward=corrected.after or 0.0,
+                replaced_reward=corrected.before,
+                is_withdrawn=corrected.after is None,
+            )
+        )
+
+    def _credit(self, program: Program, success: float, rates: ErrorRates | None = None) -> None:
         """Learn from a success or failure, unless another model has worked on it: then it is not one model's (L11)."""
         if program.n_side_turns:
             self._desk.credit.undo(program.decision_id)
             return
         assert program.decision_id is not None and program.model is not None
-        reward = self._desk.credit.land(program.decision_id, success, program.cost_usd)
+        reward = self._desk.credit.land(program.decision_id, success, program.cost_usd, rates)
         if reward is None:
             raise LawBroken("L11", f"program {program.program_id!r} has no pending decision to credit")
         program.reward, program.is_credited = reward, True
@@ -141,7 +186,7 @@ class Lifecycle:
 
     def _censor(self, program: Program) -> None:
         """No verdict will come: the decision is undone."""
-        self._desk.credit.undo(program.decision_id)
+        self._desk.credit.give_up(program.decision_id)
         self._desk.counts.censored += 1
         self._close(program, _S.CENSORED)
 
@@ -157,7 +202,9 @@ class Lifecycle:
             desk.agenda.schedule("closed:", desk.now_s + desk.config.closed_s)
 
     def _archive(self, program_id: ProgramId) -> None:
-        self._desk.out.append(c.Archive(program=self._desk.table.by_id[program_id].record()))
+        program = self._desk.table.by_id[program_id]
+        self._desk.credit.forget(program.decision_id)
+        self._desk.out.append(c.Archive(program=program.record()))
         self._desk.table.forget(program_id)
 
     # --- what is due ---
@@ -194,7 +241,7 @@ class Lifecycle:
         if desk.config.budget_credit == "fail" and program.decision_id is not None:
             self._credit(program, 0.0)
         else:
-            desk.credit.undo(program.decision_id)
+            desk.credit.give_up(program.decision_id)
         self._close(program, _S.TIMED_OUT)
 
     def verdict_due(self, key: str) -> None:

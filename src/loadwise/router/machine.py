@@ -37,6 +37,7 @@ from loadwise.kernel import events as e
 from loadwise.kernel.ids import DecisionId, ProgramId, TurnId
 from loadwise.kernel.pool import BackendSpec, ModelSpec
 from loadwise.policy.registry import Resolve
+from loadwise.verify.debias import ErrorRates
 
 from .arriving import Arriving
 from .attempts import Attempts
@@ -96,12 +97,14 @@ class Router:
         seed: int,
         *,
         resolve: Resolve | None = None,
+        error_rates: Mapping[str, ErrorRates] | None = None,
     ) -> None:
         """
         Args:
             resolve: loads users' policy classes by their dotted paths; without it such a path is a ConfigError.
+            error_rates: how often the verifiers of task types are wrong, where that is known.
         """
-        self.desk = desk = Desk(models, backends, config, verifier_by_task_type, seed, resolve)
+        self.desk = desk = Desk(models, backends, config, verifier_by_task_type, seed, resolve, error_rates)
         self.config = config
         self.backends = desk.backends
         self.admission = desk.admission

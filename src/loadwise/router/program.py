@@ -29,7 +29,8 @@ TRANSITIONS: dict[ProgramState, frozenset[ProgramState]] = {
     _S.FAILED: frozenset(),
     _S.TIMED_OUT: frozenset(),
     _S.CANCELLED: frozenset(),
-    _S.CENSORED: frozenset(),
+    # A correction may come after the verdict was given up.
+    _S.CENSORED: frozenset({_S.CLOSED}),
 }
 
 TURN_KEY_PREFIX = "\x1fturn:"

@@ -5,11 +5,15 @@ and attention; seconds per step, per layer and per request), because each is dom
 on relative throughput errors, in logarithms, with log-normal priors around a starting row, by Levenberg and Marquardt.
 A cell is simulated, not put into a formula: queueing, chunked prompts and a full KV pool are part of what was measured.
 
+Where neither GPU nor model is known, a step's own costs are fitted in the same way (`calibrate_step`), from a start
+that the measurements themselves suggest.
+
 Reference: D. W. Marquardt, J. Soc. Indust. Appl. Math. 11 (1963), 431-441.
 """
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,10 +22,12 @@ import numpy.typing as npt
 from loadwise.kernel.errors import ConfigError
 from loadwise.kernel.fact import Fact
 
+from .bounds import require_within
 from .compiled import HAS_NUMBA
 from .fast_run import run_fast
 from .hardware import Constants, HardwareSpec
 from .programs import Programs
+from .step_time import StepCost
 from .vllm_engine import VllmEngineSpec
 
 FITTED = ("weights", "compute", "kv", "attention", "fixed_s", "layer_s", "request_s")
@@ -30,6 +36,13 @@ _ERROR_SIGMA = 0.03
 """What a measured throughput is trusted to."""
 _STEP = 1e-2
 """Of the numerical derivative, in logarithms: throughput is not smooth below that."""
+
+MIN_CELLS = 3
+MAX_TOKENS, MAX_REQUESTS = 1_000_000, 100_000
+"""Of one cell: beyond them a simulated cell would take minutes."""
+STEP_FITTED = ("fixed_s", "weights_s", "gemm_s_per_token", "kv_s_per_token", "attention_s_per_pair", "request_s")
+_STEP_SIGMA = (1.0, 1.0, 1.0, 2.0, 2.0, 2.0)
+"""Wide: nothing is known beforehand but orders of magnitude."""
 
 Vector = npt.NDArray[np.float64]
 
@@ -42,21 +55,26 @@ class Cell(Fact, frozen=True, kw_only=True):
     concurrency: int
     output_tokens_per_s: float
     """Measured, with an empty prefix cache or prompts that do not repeat."""
+    n_requests: int | None = None
+    """How many were sent in all, from the first one's start to the last one's end; many where absent."""
 
     def __post_init__(self) -> None:
         for name in ("prompt_tokens", "output_tokens", "concurrency"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"cell {name} is {getattr(self, name)!r}; it must be >= 1")
+            require_within(f"cell {name}", getattr(self, name), 1, MAX_TOKENS)
+        if self.n_requests is not None and not self.concurrency <= self.n_requests <= MAX_REQUESTS:
+            raise ConfigError(
+                f"cell n_requests is {self.n_requests!r}; it must be in concurrency..{MAX_REQUESTS}, "
+                f"concurrency is {self.concurrency!r}"
+            )
         if not (math.isfinite(self.output_tokens_per_s) and self.output_tokens_per_s > 0):
             raise ConfigError(
                 f"cell output_tokens_per_s is {self.output_tokens_per_s!r}; it must be a finite number > 0"
             )
 
 
-class Calibration(Fact, frozen=True, kw_only=True):
-    """Fitted constants and what they are worth."""
+class Fit(Fact, frozen=True, kw_only=True):
+    """What a fit is worth."""
 
-    constants: Constants
     errors: list[float]
     """Simulated over measured throughput less one, by cell."""
     mean_error: float
@@ -65,9 +83,21 @@ class Calibration(Fact, frozen=True, kw_only=True):
     n_rounds: int
 
 
+class Calibration(Fit, frozen=True, kw_only=True):
+    """Fitted shares of a GPU's peak."""
+
+    constants: Constants
+
+
+class StepCalibration(Fit, frozen=True, kw_only=True):
+    """Fitted costs of a step."""
+
+    step: StepCost
+
+
 def simulate_cell(cell: Cell, spec: VllmEngineSpec, *, is_compiled: bool = HAS_NUMBA) -> float:
-    """Output tokens per second of a cell: five rounds of its users, at least 50 requests, ramps included."""
-    n = max(50, 5 * cell.concurrency)
+    """Output tokens per second of a cell, ramps included; without a number of requests five rounds, at least 50."""
+    n = cell.n_requests or max(50, 5 * cell.concurrency)
     programs = Programs(
         offsets=np.arange(n + 1, dtype=np.int64),
         growth_tokens=np.full(n, cell.prompt_tokens, dtype=np.int64),
@@ -81,7 +111,14 @@ def cell_errors(
     cells: Sequence[Cell], hardware: HardwareSpec, spec: VllmEngineSpec, *, is_compiled: bool = HAS_NUMBA
 ) -> list[float]:
     """Simulated over measured throughput less one, by cell, with these constants on this engine."""
-    engine = msgspec.structs.replace(spec, step=hardware.step)
+    return step_errors(cells, hardware.step, spec, is_compiled=is_compiled)
+
+
+def step_errors(
+    cells: Sequence[Cell], step: StepCost, spec: VllmEngineSpec, *, is_compiled: bool = HAS_NUMBA
+) -> list[float]:
+    """The same with these costs of a step."""
+    engine = msgspec.structs.replace(spec, step=step)
     return [simulate_cell(cell, engine, is_compiled=is_compiled) / cell.output_tokens_per_s - 1 for cell in cells]
 
 
@@ -104,25 +141,89 @@ def calibrate(
     Raises:
         ConfigError: too few cells.
     """
-    if len(cells) < 3:
-        raise ConfigError(f"{len(cells)} cells were measured; a fit needs at least 3, better 7 of different shape")
     begin = np.log([getattr(start, name) for name in FITTED])
 
-    def residuals(x: Vector) -> Vector:
+    def errors_at(x: Vector) -> list[float]:
         fitted = msgspec.structs.replace(hardware, constants=_constants(start, x))
-        errors = np.array(cell_errors(cells, fitted, spec, is_compiled=is_compiled))
-        return np.concatenate([errors / _ERROR_SIGMA, (x - begin) / np.array(_PRIOR_SIGMA)])
+        return cell_errors(cells, fitted, spec, is_compiled=is_compiled)
+
+    x, errors, n_rounds = _fit(cells, errors_at, begin, _PRIOR_SIGMA, max_rounds)
+    return Calibration(constants=_constants(start, x), **_worth(errors), n_rounds=n_rounds)
+
+
+def calibrate_step(
+    cells: Sequence[Cell], spec: VllmEngineSpec, *, max_rounds: int = 20, is_compiled: bool = HAS_NUMBA
+) -> StepCalibration:
+    """Fit what a step costs, of an engine about which nothing else is known.
+
+    Args:
+        spec: The engine's blocks and limits.
+
+    Raises:
+        ConfigError: too few cells.
+    """
+    _require_cells(cells)
+    begin = np.log([getattr(guess_step(cells), name) for name in STEP_FITTED])
+
+    def errors_at(x: Vector) -> list[float]:
+        return step_errors(cells, _step(x), spec, is_compiled=is_compiled)
+
+    x, errors, n_rounds = _fit(cells, errors_at, begin, _STEP_SIGMA, max_rounds)
+    return StepCalibration(step=_step(x), **_worth(errors), n_rounds=n_rounds)
+
+
+def guess_step(cells: Sequence[Cell]) -> StepCost:
+    """Costs of the right order: a step lasts what a token takes in the calmest cell, a prompt token what is left for it
+    in the cell with most of them."""
+    calm = min(cells, key=lambda cell: (cell.concurrency, cell.prompt_tokens / cell.output_tokens))
+    step_s = calm.concurrency / calm.output_tokens_per_s
+    busy = max(cells, key=lambda cell: cell.prompt_tokens * cell.output_tokens_per_s / cell.output_tokens)
+    token_s = busy.output_tokens / busy.output_tokens_per_s / (busy.prompt_tokens + busy.output_tokens)
+    token_s = min(token_s, step_s)
+    return StepCost(
+        fixed_s=0.3 * step_s,
+        weights_s=0.7 * step_s,
+        gemm_s_per_token=token_s,
+        kv_s_per_token=step_s / 2e5,
+        attention_s_per_pair=token_s / 2e4,
+        request_s=step_s / 500,
+    )
+
+
+def _step(x: Vector) -> StepCost:
+    values: dict[str, Any] = dict(zip(STEP_FITTED, (float(value) for value in np.exp(x)), strict=True))
+    return StepCost(**values)
+
+
+def _require_cells(cells: Sequence[Cell]) -> None:
+    if len(cells) < MIN_CELLS:
+        raise ConfigError(
+            f"{len(cells)} cells were measured; a fit needs at least {MIN_CELLS}, better 7 of different shape"
+        )
+
+
+def _fit(
+    cells: Sequence[Cell],
+    errors_at: Callable[[Vector], list[float]],
+    begin: Vector,
+    sigma: tuple[float, ...],
+    max_rounds: int,
+) -> tuple[Vector, list[float], int]:
+    _require_cells(cells)
+
+    def residuals(x: Vector) -> Vector:
+        return np.concatenate([np.array(errors_at(x)) / _ERROR_SIGMA, (x - begin) / np.array(sigma)])
 
     x, n_rounds = _least_squares(residuals, begin, max_rounds)
-    constants = _constants(start, x)
-    errors = cell_errors(cells, msgspec.structs.replace(hardware, constants=constants), spec, is_compiled=is_compiled)
-    return Calibration(
-        constants=constants,
-        errors=errors,
-        mean_error=float(np.mean(np.abs(errors))),
-        max_error=float(np.max(np.abs(errors))),
-        n_rounds=n_rounds,
-    )
+    return x, errors_at(x), n_rounds
+
+
+def _worth(errors: list[float]) -> dict[str, Any]:
+    return {
+        "errors": errors,
+        "mean_error": float(np.mean(np.abs(errors))),
+        "max_error": float(np.max(np.abs(errors))),
+    }
 
 
 def _constants(start: Constants, x: Vector) -> Constants:

@@ -66,7 +66,9 @@ class Contents:
     def open(self, request: EngineRequest) -> Line:
         """The line of a request that arrives now."""
         told = self._told.get(request.program_id)
-        if request.prefix_ids:
+        if request.line:
+            line = tuple((token // self._block_size, FIRST_NAMED_ORIGIN + origin) for token, origin in request.line)
+        elif request.prefix_ids:
             line = self._named_line(request)
         elif told is None or told.shared != (request.shared_key, request.shared_tokens):
             line = self._new_line(request)

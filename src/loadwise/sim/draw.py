@@ -189,6 +189,23 @@ def require_quantity(what: str, quantity: "Quantity | None") -> None:
         require_within(what, quantity, -NUMBER_MAX, NUMBER_MAX)
 
 
+def least_of(quantity: "Quantity") -> float:
+    """A value that no draw falls below; 0 where only chance bounds it."""
+    if not isinstance(quantity, Draw):
+        return quantity
+    if quantity.uniform is not None:
+        least = quantity.uniform[0]
+    elif quantity.choice is not None:
+        least = min(quantity.choice)
+    elif quantity.mixture is not None:
+        least = min(least_of(part.draw) for part in quantity.mixture)
+    elif quantity.pareto is not None:
+        least = quantity.pareto.least
+    else:
+        least = quantity.constant or 0.0
+    return quantity.clipped(least)
+
+
 def to_count(value: float, least: int, most: int = 10_000_000) -> int:
     """A whole number of at least `least` and at most `most`."""
     return int(min(max(round(value), least), most))

@@ -34,6 +34,9 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     prefix_ids: tuple[int, ...] = ()
     """Names of the prompt's blocks of `PREFIX_ID_TOKENS`, each for everything up to its end (a trace's hashes); they
     replace what the program is known to have said."""
+    line: tuple[tuple[int, int], ...] = ()
+    """Where the prompt's tokens come from: (first token, origin) of each run, rising, the answer belonging to the last.
+    Two prompts are equal up to a token exactly if their runs are; given, it replaces all other hints."""
     shared_tokens: int = 0
     """Leading prompt tokens that every request of the same `shared_key` begins with: a common system prompt."""
     shared_key: str = ""

@@ -17,7 +17,7 @@ from . import fast_state as at
 from .compiled import HAS_NUMBA
 from .fast_core import advance, fast_advance
 from .fast_queue import push_due
-from .programs import STAGGER_S, CallLog, Floats, Programs
+from .programs import STAGGER_S, CallLog, Floats, Ints, Programs
 from .step_time import StepCost
 from .vllm_engine import VllmEngineSpec
 
@@ -93,10 +93,13 @@ class FastRun:
         decides: bool = False,
         has_macro_steps: bool = True,
         is_compiled: bool = HAS_NUMBA,
+        memory: Ints | None = None,
     ) -> None:
         """
         Args:
             n_agents: Programs under way at once.
+            memory: Where the run's changing state is to lie: as many words as the `memory` of a like run has. An array
+                of its own where absent.
             start_s: When agents start their first program, rising; staggered by a millisecond where absent.
             decides: Whether the caller chooses engines; otherwise the one with the fewest requests is taken.
             is_compiled: Plain Python otherwise, with the same results.
@@ -113,7 +116,11 @@ class FastRun:
         self.specs = tuple(specs)
         n_calls = programs.n_calls if max_calls is None else min(max_calls, programs.n_calls)
         # A step may end several calls at once, so the log has room beyond the last call that was asked for.
-        self.memory = np.zeros(self._place(n_agents, min(n_calls + n_agents, programs.n_calls)), np.int64)
+        n_words = self._place(n_agents, min(n_calls + n_agents, programs.n_calls))
+        self.memory = np.zeros(n_words, np.int64) if memory is None else memory
+        if self.memory.shape != (n_words,):
+            raise ConfigError(f"memory has the shape {self.memory.shape}; this run needs {n_words} words")
+        self.memory[:] = 0
         self._m: Any = memoryview(self.memory.data)
         self._f: Any = memoryview(self.memory.view(np.float64).data)
         self._m[at.MAX_CALLS], self._m[at.DECIDES], self._m[at.HAS_MACRO_STEPS] = n_calls, decides, has_macro_steps
@@ -190,6 +197,11 @@ class FastRun:
         """The program that needs an engine; -1 where none does."""
         agent = self._m[at.ASKING]
         return int(self._m[agent + at.PROGRAM]) if agent else -1
+
+    @property
+    def engines_at(self) -> int:
+        """Where the records of engines begin in the memory."""
+        return self._engines
 
     @property
     def now_s(self) -> float:

@@ -11,8 +11,11 @@ from loadwise.kernel.work import AttemptOutcome
 
 from .backend import Attempt, AttemptOver, VirtualBackend
 from .calendar import Calendar, Rank
-from .scenario import Failure, Scenario, open_engine
-from .simple_engine import SimpleEngineSpec
+from .engine import Engine
+from .kv_arena import KvArena
+from .scenario import Failure, OpenEngine, Scenario, block_bytes_of
+from .shared_gpu import SharedGpu, SharedGpuSpec
+from .vllm_engine import VllmEngine, VllmEngineSpec
 
 _T = TypeVar("_T")
 
@@ -27,17 +30,18 @@ class Fleet:
         calendar: Calendar,
         feed: Callable[[Event], None],
         over: Callable[[AttemptOver], None],
-        *,
-        is_compiled: bool = False,
+        open_engine: OpenEngine,
     ) -> None:
-        self._is_compiled = is_compiled
         self._scenario = scenario
         self._streams = streams
         self._calendar = calendar
         self._feed = feed
         self._over = over
+        self._open_engine = open_engine
         self._token_by_backend: dict[str, object] = {}
         self._flying: dict[tuple[int, int], Attempt] = {}
+        self.gpus = {name: self._open_gpu(spec) for name, spec in scenario.gpus.items()}
+        self._gpu_of = {backend: self.gpus[name] for name, gpu in scenario.gpus.items() for backend in gpu.backends}
         self.backends = {spec.name: self._open(spec) for spec in scenario.backends}
 
     def begin(self) -> None:
@@ -66,13 +70,31 @@ class Fleet:
 
     def _open(self, spec: BackendSpec) -> VirtualBackend:
         name = spec.name
-        engine_spec = self._scenario.engines.get(name, SimpleEngineSpec())
         return VirtualBackend(
-            spec,
-            lambda: open_engine(engine_spec, self._streams, name, is_compiled=self._is_compiled),
-            lambda after_s: self._wake(name, after_s),
-            self._put_over,
+            spec, lambda: self._engine_of(name), lambda after_s: self._wake(name, after_s), self._put_over
         )
+
+    def _engine_of(self, name: str) -> Engine:
+        spec, gpu = self._scenario.engine_spec(name), self._gpu_of.get(name)
+        if gpu is None:
+            return self._open_engine(spec, self._streams, name)
+        if gpu.arena is None or not isinstance(spec, VllmEngineSpec):
+            return gpu.join(name, self._open_engine(spec, self._streams, name))
+        pool = gpu.arena.open(name, block_bytes_of(spec), lambda: gpu.memory_freed(name))
+        return gpu.join(name, VllmEngine(spec, shared_pool=pool))
+
+    def _open_gpu(self, spec: SharedGpuSpec) -> SharedGpu:
+        gpu = SharedGpu(spec, lambda: self._calendar.now_s, self._poke)
+        if spec.shares_kv:
+            gpu.arena = KvArena(self._scenario.shared_kv_bytes(spec))
+        return gpu
+
+    def _poke(self, name: str) -> None:
+        """Bring a backend's engine to the present after what happens now: its rate or its memory changed."""
+        self._put_later(self._calendar.now_s, Rank.ENGINE, self._catch_up, name)
+
+    def _catch_up(self, name: str) -> None:
+        self.backends[name].advance(self._calendar.now_s)
 
     def _put_over(self, over: AttemptOver) -> None:
         self._flying.pop((over.attempt.turn_id, over.attempt.n), None)

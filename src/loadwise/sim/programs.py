@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from loadwise.kernel.errors import ConfigError
+from loadwise.kernel.errors import ConfigError, LawBroken
 
 from .engine import Engine, EngineRequest
 
@@ -143,6 +143,7 @@ class _Loop:
         self._wake_at_s = [float("inf")] * len(engines)
         self._n_open = [0] * len(engines)
         self._by_request: dict[int, _Agent] = {}
+        self._n_asked = 0
         for agent in self.agents:
             self._start(agent, STAGGER_S * agent.number)
 
@@ -161,6 +162,16 @@ class _Loop:
             else:
                 break
         return now_s
+
+    def check(self) -> None:
+        """Every call that was asked is answered or open (L1), and every engine's books balance."""
+        for engine in self.engines:
+            engine.check()
+        if sum(self._n_open) != len(self._by_request) or self._n_asked != len(self.rows) + len(self._by_request):
+            raise LawBroken(
+                "L1",
+                f"{self._n_asked} calls were asked, {len(self.rows)} answered and {len(self._by_request)} are open",
+            )
 
     def _start(self, agent: _Agent, at_s: float) -> None:
         if self._next_program < len(self.programs):
@@ -182,6 +193,7 @@ class _Loop:
             shared_tokens=self.programs.shared_tokens,
         )
         self._by_request[call] = agent
+        self._n_asked += 1
         self._n_open[agent.engine] += 1
         self._step(agent.engine, now_s)
         self.engines[agent.engine].submit(request)
@@ -225,12 +237,17 @@ def run_by_block(
         n_agents: Programs under way at once.
         max_calls: Stop after so many; all where absent.
         until_s: Nothing happens later.
+
+    Raises:
+        ConfigError: a number is out of range.
+        LawBroken: at the end an engine's books do not balance, or a call is lost.
     """
     programs.check()
     if n_agents < 1 or not engines:
         raise ConfigError(f"{n_agents} agents on {len(engines)} engines; there must be at least one of each")
     loop = _Loop(engines, programs, n_agents, programs.n_calls if max_calls is None else max_calls)
     end_s = loop.run(until_s)
+    loop.check()
     columns: list[Any] = list(zip(*loop.rows, strict=True)) or [()] * 8
     ints, floats = np.int64, np.float64
     return CallLog(

@@ -5,6 +5,8 @@ ones, and nothing is guessed.
 """
 
 import math
+import re
+from collections.abc import Callable
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -20,11 +22,10 @@ from loadwise.settings import Config, parse_config, parse_yaml, require_unicode
 
 from .api_engine import ApiEngine, ApiEngineSpec
 from .bounds import EVERY_S_MIN, MAX_EVENTS_MAX, N_PROGRAMS_MAX, SECONDS_MAX, require_within
-from .compiled import HAS_NUMBA
-from .draw import Quantity, require_quantity
+from .draw import Quantity, least_of, require_quantity
 from .engine import Engine
-from .hybrid_engine import HybridEngine, fits_hybrid
 from .servers_engine import ServersEngine, ServersEngineSpec
+from .shared_gpu import SharedGpuSpec
 from .simple_engine import SimpleEngine, SimpleEngineSpec
 from .truth import TruthSpec
 from .verdicts import VerdictSpec
@@ -98,6 +99,8 @@ class Scenario(Fact, frozen=True, kw_only=True):
     """Exactly a pool file."""
     engines: dict[str, EngineSpec] = {}
     """The true engine of each backend by name; one that is absent gets the default simple engine."""
+    gpus: dict[str, SharedGpuSpec] = {}
+    """GPUs that several backends' engines share; an engine that is in none has its own."""
     workload: WorkloadSpec
     truth: TruthSpec = TruthSpec()
     verdicts: VerdictSpec = VerdictSpec()
@@ -137,10 +140,58 @@ class Scenario(Fact, frozen=True, kw_only=True):
         for used in [*self.engines, *(failure.backend for failure in self.failures)]:
             if used not in names:
                 raise ConfigError(f"backend {used!r} is not in the pool; it has {', '.join(sorted(names))}")
+        self._check_gpus(names)
         self._check_failures()
         unknown = sorted({*self.truth.success, *self.truth.output_ratio, *self.truth.turns_ratio} - set(config.models))
         if unknown:
             raise ConfigError(f"truth knows {unknown[0]!r}, the pool only {', '.join(sorted(config.models))}")
+        self._check_prompts()
+
+    def _check_gpus(self, names: set[str]) -> None:
+        seen: dict[str, str] = {}
+        own = {name: self.engines.get(name, SimpleEngineSpec()) for name in names}
+        for gpu, shared in self.gpus.items():
+            for backend in shared.backends:
+                if backend not in names:
+                    raise ConfigError(f"gpus {gpu!r}: backend {backend!r} is not in the pool")
+                if backend in seen:
+                    raise ConfigError(f"gpus {gpu!r}: backend {backend!r} is on {seen[backend]!r} already")
+                if isinstance(own[backend], ApiEngineSpec):
+                    raise ConfigError(f"gpus {gpu!r}: backend {backend!r} is an API, which has no GPU here")
+                seen[backend] = gpu
+        for gpu, shared in self.gpus.items():
+            shared.check_engines(gpu, [(backend, own[backend]) for backend in shared.backends])
+
+    def engine_spec(self, backend: str) -> EngineSpec:
+        """The true engine of a backend. With shared KV memory, as many blocks as the whole memory has."""
+        spec = self.engines.get(backend, SimpleEngineSpec())
+        shared = next((gpu for gpu in self.gpus.values() if gpu.shares_kv and backend in gpu.backends), None)
+        if shared is None or not isinstance(spec, VllmEngineSpec) or spec.hardware is None:
+            return spec
+        return msgspec.structs.replace(spec, num_gpu_blocks=self.shared_kv_bytes(shared) // block_bytes_of(spec))
+
+    def shared_kv_bytes(self, shared: SharedGpuSpec) -> int:
+        """The memory that engines on a GPU share."""
+        specs = [self.engines.get(name) for name in shared.backends]
+        return shared.kv_bytes([spec.hardware for spec in specs if isinstance(spec, VllmEngineSpec) and spec.hardware])
+
+    def _check_prompts(self) -> None:
+        """A first prompt that fits no engine, whatever is drawn, would make every program fail."""
+        workload, most = self.workload, self.most_tokens
+        if isinstance(workload.arrivals, Trace):
+            return
+        least = max(least_of(workload.first_prompt_tokens), workload.shared_tokens + 1)
+        if min(least, workload.context_limit_tokens - 1) + 1 > most:
+            name = "shared_tokens" if workload.shared_tokens + 1 >= least else "first_prompt_tokens"
+            raise ConfigError(
+                f"workload {name} is {getattr(workload, name)!r}: no request can ever fit, "
+                f"the largest engine takes {most:.0f} tokens of prompt and answer"
+            )
+
+    @property
+    def most_tokens(self) -> float:
+        """Tokens of prompt and answer that the largest engine takes."""
+        return max(most_tokens_of(self.engine_spec(spec.name)) for spec in self.backends)
 
     def _check_failures(self) -> None:
         well_at_s: dict[str, float] = {}
@@ -167,14 +218,41 @@ class Scenario(Fact, frozen=True, kw_only=True):
         return self.config.models
 
 
+def block_bytes_of(spec: VllmEngineSpec) -> int:
+    """Memory of one block of an engine whose hardware is known."""
+    if spec.hardware is None:
+        raise ConfigError("an engine without hardware has no bytes, only blocks")
+    return spec.block_tokens * spec.hardware.model_facts.kv_bytes_per_token
+
+
+def most_tokens_of(spec: EngineSpec) -> float:
+    """Tokens of prompt and answer that an engine takes at most."""
+    if isinstance(spec, ServersEngineSpec):
+        return math.inf
+    if isinstance(spec, ApiEngineSpec):
+        return min(spec.max_model_len, spec.tokens_per_minute or math.inf)
+    if isinstance(spec, VllmEngineSpec):
+        # The last token that is said is never computed.
+        fits = (spec.n_blocks - 2 * spec.state_groups) * spec.block_tokens + 1
+        return min(fits, spec.max_model_len or math.inf)
+    return spec.kv_tokens
+
+
+OpenEngine = Callable[[EngineSpec, Streams, str], Engine]
+
+
 def open_engine(spec: EngineSpec, streams: Streams, name: str, *, is_compiled: bool = False) -> Engine:
     """A fresh engine of a backend.
 
     Args:
         is_compiled: Take compiled code where there is some for such an engine; what it does is the same.
     """
-    if is_compiled and HAS_NUMBA and isinstance(spec, VllmEngineSpec) and fits_hybrid(spec):
-        return HybridEngine(spec)
+    if is_compiled and isinstance(spec, VllmEngineSpec):
+        from .compiled import HAS_NUMBA  # importing numba takes longer than most runs
+        from .hybrid_engine import HybridEngine, fits_hybrid
+
+        if HAS_NUMBA and fits_hybrid(spec):
+            return HybridEngine(spec)
     if isinstance(spec, ServersEngineSpec):
         return ServersEngine(spec, streams, name)
     if isinstance(spec, VllmEngineSpec):
@@ -215,7 +293,7 @@ def convert_scenario(document: dict[str, Any], name: str = "scenario") -> Scenar
     try:
         return msgspec.convert(_with_preset(document), Scenario)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{name}: {error}{_valid_keys(str(error))}") from error
+        raise ConfigError(f"{name}: {error}{_found(document, str(error))}{_valid_keys(str(error))}") from error
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from error
 
@@ -254,6 +332,28 @@ def _with_preset(document: dict[str, Any]) -> dict[str, Any]:
         return document
     said = {key: value for key, value in workload.items() if key != "preset"}
     return document | {"workload": read_preset(str(workload["preset"])) | said}
+
+
+def _found(document: Any, message: str) -> str:
+    """The value at the place that a message names, for its end; nothing where the place is not unique or is missing."""
+    if "at `$" not in message or "missing required field" in message or "unknown field" in message:
+        return ""
+    values = [document]
+    for name, index in re.findall(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]", message.rsplit("at `$", 1)[-1].rstrip("`")):
+        values = [inner for value in values for inner in _inside(value, name or index)]
+    if len(values) != 1:
+        return ""
+    text = repr(values[0])
+    return f"; it is {text if len(text) <= 80 else text[:77] + '...'}"
+
+
+def _inside(value: Any, key: str) -> list[Any]:
+    """What lies at a key of a mapping or a list; `...` is every key of a mapping."""
+    if isinstance(value, list):
+        return [value[int(key)]] if key.isdigit() and int(key) < len(value) else []
+    if isinstance(value, dict):
+        return list(value.values()) if key == "..." else [value[key]] if key in value else []
+    return []
 
 
 def _valid_keys(message: str) -> str:

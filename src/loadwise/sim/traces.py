@@ -27,8 +27,12 @@ class Recorded(NamedTuple):
     turns: tuple[tuple[int, int, float, int | None, tuple[int, ...]], ...]
 
 
-def read_trace(path: str) -> tuple[Recorded, ...]:
+def read_trace(path: str, most_tokens: float = math.inf, output_ratio: float = 1.0) -> tuple[Recorded, ...]:
     """The programs of a trace, by arrival.
+
+    Args:
+        most_tokens: Prompt and answer that the largest engine takes.
+        output_ratio: Of what was recorded, the least that an answer may be here (0: a single token).
 
     Raises:
         ConfigError: the file cannot be read, or a row is wrong.
@@ -38,6 +42,11 @@ def read_trace(path: str) -> tuple[Recorded, ...]:
         raise ConfigError(f"trace {path!r} has no rows")
     for i, row in enumerate(rows):
         _check(path, i, row)
+        if row["input_tokens"] + max(int(row["output_tokens"] * output_ratio), 1) > most_tokens:
+            raise ConfigError(
+                f"trace {path!r}, row {i}: input_tokens is {row['input_tokens']!r} and output_tokens "
+                f"{row['output_tokens']!r}; the request can never fit, the largest engine takes {most_tokens:.0f}"
+            )
     if all(row.get("session") is None for row in rows):
         return _single_calls(path, rows)
     return _sessions(path, rows)
@@ -75,11 +84,17 @@ def _check(path: str, i: int, row: dict[str, Any]) -> None:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not (math.isfinite(value) and least <= value <= _MOST_TOKENS):
             raise ConfigError(f"trace {path!r}, row {i}: {name} is {value!r}; it must be a finite number >= {least}")
+        if least and value != int(value):
+            raise ConfigError(f"trace {path!r}, row {i}: {name} is {value!r}; it must be a whole number")
     service = row.get("service_s")
-    if service is not None and not (math.isfinite(service) and service >= 0):
+    is_number = isinstance(service, int | float) and not isinstance(service, bool)
+    if service is not None and not (is_number and math.isfinite(service) and service >= 0):
         raise ConfigError(f"trace {path!r}, row {i}: service_s is {service!r}; it must be a finite number >= 0")
-    for value in row.get("hash_ids") or ():
-        if not (isinstance(value, int) and 0 <= value < 1 << 30):
+    ids = row.get("hash_ids")
+    if ids is not None and not isinstance(ids, list):
+        raise ConfigError(f"trace {path!r}, row {i}: hash_ids is {ids!r}; it must be a list of whole numbers")
+    for value in ids or ():
+        if not (isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 30):
             raise ConfigError(f"trace {path!r}, row {i}: hash_ids has {value!r}; names are whole numbers in 0..2^30")
 
 

@@ -16,6 +16,7 @@ from .bounds import NUMBER_MAX, TOKENS_MAX, require_within
 from .content import Contents
 from .engine import MAX_WAITING_DEFAULT, ContextTooLong, EngineRequest, Output, Step
 from .hardware import HardwareSpec
+from .kv_arena import ArenaPool
 from .kv_blocks import BlockPool
 from .kv_cache import MAX_STATE_GROUPS, KvCache
 from .scheduler import Call, Plan, Scheduler
@@ -112,9 +113,18 @@ class VllmEngineSpec(Fact, frozen=True, kw_only=True, tag_field="kind", tag="vll
 class VllmEngine:
     """See the module."""
 
-    def __init__(self, spec: VllmEngineSpec, *, has_macro_steps: bool = True) -> None:
+    def __init__(
+        self, spec: VllmEngineSpec, *, has_macro_steps: bool = True, shared_pool: ArenaPool | None = None
+    ) -> None:
+        """
+        Args:
+            shared_pool: Blocks in a memory that other engines use as well. Macro-steps would plan with memory that
+                another may take meanwhile, so every step is then taken by itself.
+        """
         self.spec = spec
-        pool = BlockPool(spec.n_blocks)
+        self._shared_pool = shared_pool
+        pool = BlockPool(spec.n_blocks) if shared_pool is None else shared_pool
+        has_macro_steps = has_macro_steps and shared_pool is None
         self.cache = KvCache(pool, spec.block_tokens, spec.state_groups, has_prefix_cache=spec.has_prefix_cache)
         self._cost = spec.cost
         self.scheduler = Scheduler(
@@ -181,6 +191,13 @@ class VllmEngine:
         self._begin(now_s)
         return Step(self._run.until_s(self._run.n_steps) if self._plan is not None else 0.0, outputs)
 
+    def until_token_s(self, now_s: float) -> float:
+        """Seconds until the step in progress ends, whose tokens a driver that streams may then fetch; 0 when idle."""
+        if self._plan is None or not self._run.n_steps:
+            return 0.0
+        left_s = self._began_at_s + self._run.until_s(1) - now_s
+        return max(left_s, 1e-6 * self._run.first_s)
+
     def signals(self, now_s: float) -> dict[str, float]:
         scheduler, pool = self.scheduler, self.cache.pool
         n_held = pool.n_blocks - pool.n_free + self._n_unscheduled_blocks(now_s)
@@ -233,6 +250,8 @@ class VllmEngine:
             if plan.calls:
                 break
         else:
+            if self._shared_pool is not None and self._shared_pool.is_starved:
+                return  # until another engine gives memory back
             raise LawBroken("L9", f"{len(self._calls)} requests are open and none of them can be scheduled")
         n_steps = self.scheduler.quiet_steps(plan) if self._has_macro_steps else 1
         run = self._cost.steps(plan.batch, n_steps)

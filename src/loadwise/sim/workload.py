@@ -34,7 +34,7 @@ from .draw import (
     to_seconds,
 )
 from .programs import Programs, pack
-from .traces import read_trace
+from .traces import Recorded, read_trace
 
 MAX_TURNS = 4096
 """Most turns of one program; also the stride of the engines' luck index."""
@@ -221,10 +221,20 @@ def pick(weights: Mapping[str, float], rng: Generator) -> str | None:
 class Workload:
     """Draws programs and the times between them."""
 
-    def __init__(self, spec: WorkloadSpec, streams: Streams) -> None:
+    def __init__(
+        self, spec: WorkloadSpec, streams: Streams, most_tokens: float = math.inf, output_ratio: float = 1.0
+    ) -> None:
+        """
+        Args:
+            most_tokens: Prompt and answer that the largest engine takes; a recorded call beyond it is an error.
+            output_ratio: What the tersest model says of a recorded answer.
+        """
         self.spec = spec
         self._streams = streams
-        self._recorded = () if not isinstance(spec.arrivals, Trace) else read_trace(spec.arrivals.path)
+        self._recorded: tuple[Recorded, ...] = ()
+        if isinstance(spec.arrivals, Trace):
+            least_ratio = min(output_ratio, 1.0) if spec.max_output_tokens is None else 0.0
+            self._recorded = read_trace(spec.arrivals.path, most_tokens, least_ratio)
         if isinstance(spec.arrivals, Trace):
             self._recorded = self._recorded[: spec.arrivals.max_programs]
 

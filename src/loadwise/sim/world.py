@@ -9,6 +9,7 @@ Checked while it runs and at its end: a turn has one outcome (L2), dispatches go
 are conserved (L1), nothing waits without end, engines balance, the number of events is bounded (L15).
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -35,10 +36,14 @@ from .draw import sample_seconds
 from .engine import EngineRequest
 from .fleet import Fleet
 from .report import Report, Tally
-from .scenario import Scenario
+from .scenario import OpenEngine, Scenario
+from .scenario import open_engine as open_scenario_engine
 from .truth import Truth
 from .verdicts import DueVerdict, judge
-from .workload import MAX_TURNS, Workload
+from .workload import MAX_TURNS, Closed, Workload
+
+MOST_AT_ONCE = 50_000
+"""Events at one instant, and 64 more for each program that may begin at it."""
 
 
 class WorldJournal(Protocol):
@@ -70,11 +75,13 @@ class World:
         journal: WorldJournal | None = None,
         hold_limit_s: float = math.inf,
         is_compiled: bool = False,
+        open_engine: OpenEngine | None = None,
     ) -> None:
         """
         Args:
             hold_limit_s: No turn may wait for longer without an attempt in flight; the pool's own limit.
             is_compiled: Take compiled engines where there are any; results are the same.
+            open_engine: Opens a fresh engine of a backend, at the start and after a crash; one somewhere else, perhaps.
         """
         self.scenario = scenario
         self.machine = machine
@@ -86,10 +93,11 @@ class World:
         self._streams = Streams(seed)
         self._truth = Truth(scenario.truth, self._streams)
         self._models = scenario.models
-        self.fleet = Fleet(
-            scenario, self._streams, self.calendar, self.feed, self._attempt_over, is_compiled=is_compiled
-        )
-        workload = Workload(scenario.workload, self._streams)
+        if open_engine is None:
+            open_engine = functools.partial(open_scenario_engine, is_compiled=is_compiled)
+        self.fleet = Fleet(scenario, self._streams, self.calendar, self.feed, self._attempt_over, open_engine)
+        terse = min(scenario.truth.output_ratio.values(), default=1.0)
+        workload = Workload(scenario.workload, self._streams, scenario.most_tokens, terse)
         self.agents = Agents(
             workload,
             self._truth,
@@ -106,6 +114,13 @@ class World:
         self._unjudged: dict[ProgramId, tuple[Agent, bool]] = {}
         self._asked: dict[ProgramId, str] = {}
         self._moved_at_s = 0.0
+        self._instant_s = -1.0
+        self._first_at_instant = 0
+        arrivals = scenario.workload.arrivals
+        n_at_once = arrivals.n_agents if isinstance(arrivals, Closed) else 0
+        # Where programs are counted the run ends by itself.
+        n_at_once = max(n_at_once, limit_of(scenario.n_programs, workload.n_programs) or 0)
+        self._most_at_once = MOST_AT_ONCE + 64 * n_at_once
         self._do: dict[type, Callable[[Any], None]] = {
             Dispatch: self._dispatch,
             CancelAttempt: self._cancel_attempt,
@@ -129,6 +144,7 @@ class World:
             self._n_events += 1
             if self._n_events > self.scenario.max_events:
                 raise LawBroken("L15", f"the run needs more than max_events = {self.scenario.max_events} events")
+            self._check_clock()
             if not is_background:
                 self._moved_at_s = self.calendar.now_s
             action()
@@ -329,6 +345,15 @@ class World:
     @property
     def _is_still(self) -> bool:
         return not self.calendar.n_foreground and self.calendar.now_s - self._moved_at_s > self.scenario.stall_limit_s
+
+    def _check_clock(self) -> None:
+        """Much may happen at one instant, but not without end: work that ends as it begins would go on for ever."""
+        if self.calendar.now_s > self._instant_s:
+            self._instant_s, self._first_at_instant = self.calendar.now_s, self._n_events
+        n = self._n_events - self._first_at_instant
+        if n > self._most_at_once:
+            over = ", ".join(f"{count} {state}" for state, count in sorted(self.tally.programs.items()))
+            raise LawBroken("L9", f"{n} events and the clock stands still at {self._instant_s} s; programs: {over}")
 
     def _check_stall(self) -> None:
         if self.agents.n_open and self._is_still:

@@ -1,0 +1,28 @@
+"""llama.cpp's server with so many slots of so many tokens: GGUF SLOTS TOKENS PORT. It ends when it is told to."""
+
+import signal
+import sys
+
+
+def main(arguments: list[str]) -> None:
+    """Serve one weights file."""
+    import xllamacpp
+
+    path, slots, tokens, port = arguments[0], *map(int, arguments[1:])
+    parameters = xllamacpp.CommonParams()
+    parameters.model.path = path
+    parameters.hostnames = ["127.0.0.1"]
+    parameters.port = port
+    parameters.n_parallel = slots
+    parameters.n_ctx = slots * tokens
+    # Contexts that lose their slot are lost, as they are on a GPU server that has no memory to spare for them.
+    parameters.cache_ram_mib = 0
+    parameters.kv_unified = False
+    parameters.cpuparams.n_threads = 2
+    server = xllamacpp.Server(parameters)
+    print("listening", server.listening_address, flush=True)
+    signal.pause()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

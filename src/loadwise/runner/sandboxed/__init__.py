@@ -1,0 +1,1 @@
+"""Our own scripts that run inside the sandbox, as plain files: nothing here is imported."""
