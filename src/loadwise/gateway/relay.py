@@ -133,7 +133,8 @@ class Relay:
 
     def await_place(self) -> None:
         """A streaming client that is held hears of it now and then, so that nothing between us gives up on it."""
-        if self._request.is_stream and self._attempt is None and self.is_awaited and not self._is_over:
+        is_waiting = self._attempt is None and self.is_awaited and not self._is_over
+        if self._request.is_stream and is_waiting and self._keep_alive is None:
             loop, seconds = asyncio.get_running_loop(), self._turns.keep_alive_s
             self._keep_alive = loop.call_later(seconds, self._comment)
 
