@@ -55,6 +55,7 @@ class Admission:
         self.books = Books(self.ledger)
         self.gate = make_gate(config.admission, self.books)
         self.order_by_model: dict[ModelId, Order] = {}
+        self.books.order_by_model = self.order_by_model
         self.n_held = 0
         self.is_stirred = False
         """Something has changed since nobody could be moved to another model."""

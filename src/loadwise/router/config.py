@@ -145,6 +145,8 @@ class AdmissionConfig(Fact, frozen=True, kw_only=True):
     many programs. `pause`: ThunderAgent. `none`: at once."""
     footprint_ratio: float = 0.75
     """Of `footprint`: share of the capacity that all programs may be expected to fill at once."""
+    footprint_slack_ratio: float = 0.75
+    """Of `footprint`: share up to which a program starts if all that wait with it would fit, too."""
     cap: int = 32
     """Of `cap`: programs on one backend."""
     cap_by_model: dict[str, int] = {}
@@ -161,7 +163,7 @@ class AdmissionConfig(Fact, frozen=True, kw_only=True):
     pause: PauseConfig = PauseConfig()
 
     def __post_init__(self) -> None:
-        for name in ("footprint_ratio", "call_ratio"):
+        for name in ("footprint_ratio", "footprint_slack_ratio", "call_ratio"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and 0.0 < value <= 1.0):
                 raise ConfigError(f"router.admission.{name} is {value!r}; it must be in (0, 1]")

@@ -98,6 +98,7 @@ class Dispatching:
         state = desk.backends.begin_call(backend_id, turn.needed_tokens, desk.now_s)
         if state.is_on_trial:
             desk.backends.begin_trial(state, turn.turn_id)
+            desk.backends.stir(backend_id)  # who had only this one left untried may now go where it has failed
         assert turn.model is not None and program.decision_id is not None
         desk.out.append(
             c.Dispatch(

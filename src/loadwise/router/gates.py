@@ -5,7 +5,7 @@ holds under every gate. It looks and never changes anything. What it lets in is 
 that every dispatch is covered (law L5); beyond the ledger's own limit then only the gate stands.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from typing import Protocol
 
 import numpy as np
@@ -37,6 +37,7 @@ class Books:
         self.overhead_by_backend: dict[BackendId, Overhead] = {}
         self.model_by_backend: dict[BackendId, ModelId] = {}
         self.programs: Mapping[ProgramId, Program] = {}
+        self.order_by_model: Mapping[ModelId, Sized] = {}
 
     def overhead_tokens(self, backend_id: BackendId) -> int:
         """What a running request holds there besides its tokens."""
@@ -98,13 +99,20 @@ class FootprintGate:
         if self._is_unproven(backend_id) and not ledger.fits(backend_id, amount, at_s=at_s):
             return False
         new_tokens = float(max(program.context_tokens, turn.needed_tokens))
+        if self._largest(backend_id, members, [new_tokens]) <= self._config.footprint_ratio:
+            return True
+        # Nobody need wait where all who do would fit with what is kept in hand for a crowd.
+        n_waiting = len(self._books.order_by_model[self._books.model_by_backend[backend_id]]) - turn.is_held
+        everybody = [new_tokens] * (1 + n_waiting)
+        return self._largest(backend_id, members, everybody) <= self._config.footprint_slack_ratio
+
+    def _largest(self, backend_id: BackendId, members: list[str], newcomers: list[float]) -> float:
+        """Largest expected share of the cache, with some more programs on one backend."""
         shares = np.zeros(HORIZON_STEPS)
         for member in members:
             contexts = self._books.contexts(BackendId(member))
-            if member == backend_id:
-                contexts.append(new_tokens)
-            shares += self._shares(BackendId(member), contexts)
-        return float(shares.max()) <= self._config.footprint_ratio
+            shares += self._shares(BackendId(member), contexts + newcomers if member == backend_id else contexts)
+        return float(shares.max())
 
     def _is_unproven(self, backend_id: BackendId) -> bool:
         """Whether fewer programs have ended than the prior is worth: until then a peak each must fit as well.
