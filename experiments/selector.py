@@ -2,7 +2,8 @@
 
 Reading: in three classes with five examples swe >= 97 %, tau2 >= 98 %, terminal >= 88 %, with twenty terminal >= 94 %;
 of all classes with five examples the margin keeps >= 75 %, >= 97 % of it right; each on all tasks and on the half on
-which the recorded grid chose nothing (exploration before it overlapped). On the other half the shipped constants are within 0.3 pp of the grid's best mean.
+which the recorded grid chose nothing (exploration before it overlapped). On the other half the shipped constants are
+within 0.3 pp of the grid's best mean.
 """
 
 from __future__ import annotations

@@ -35,6 +35,8 @@ class Gateway(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.seen: list[tuple[str, dict[str, str], Any]] = []
         self.faults: list[int | None] = []
+        self.retries: list[Any] = []
+        """What verdicts lead to, one each."""
 
     @property
     def url(self) -> str:
@@ -67,6 +69,14 @@ class Handler(BaseHTTPRequestHandler):
             answer: Any = {"error": {"message": "no", "type": "error", "param": None, "code": "no"}}
         else:
             answer = ANSWER if self.path.endswith("completions") else {"program": self.path.split("/")[3], "said": body}
+            if self.path.endswith("verdict") and self.server.retries:
+                answer = {**answer, "retry": self.server.retries.pop(0)}
+        self._send(status, answer)
+
+    def do_GET(self) -> None:
+        self._send(200, {"program_id": self.path.split("/")[3], "state": "closed"})
+
+    def _send(self, status: int, answer: Any) -> None:
         encoded = json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("content-type", "application/json")
@@ -196,6 +206,21 @@ def test_a_verdict_comes_back_as_a_dict(gateway: Gateway, client: openai.OpenAI)
         before = p.verdict("pass", 0.75, verifier="tests", version="3", verdict_id="v-1")
     assert before["said"] == {"verdict": "pass", "score": 0.75, "verifier": "tests", "version": "3", "id": "v-1"}
     assert p.verdict("abstain")["program"] == p.id
+
+
+def test_another_attempt_is_shown_and_its_verdict_has_an_id_of_its_own(gateway: Gateway, client: openai.OpenAI) -> None:
+    """`retry` says where it runs; the program's id stays, and so does the outcome that the gateway tells."""
+    gateway.retries = [{"model": "large", "attempt": 2}]
+    p = loadwise.program(client)
+    p.verdict("fail")
+    assert p.retry == {"model": "large", "attempt": 2}
+    ask(p.client)
+    p.verdict("pass")
+    assert p.retry is None
+    first, second = gateway.asked("verdict")
+    assert first["id"] != second["id"]
+    assert gateway.sessions() == [p.id]
+    assert p.outcome() == {"program_id": p.id, "state": "closed"}
 
 
 def test_the_same_verdict_twice_has_the_same_id(gateway: Gateway, client: openai.OpenAI) -> None:

@@ -90,6 +90,8 @@ class Program:
         self._is_async = inspect.iscoroutinefunction(client.post)
         self._path = f"/programs/{quote(program_id, safe='')}"
         self._verdict_id = uuid.uuid4().hex
+        self.retry: dict[str, Any] | None = None
+        """`{"model", "attempt"}` where the last verdict led to another attempt: run the agent again, under this id."""
 
     def __repr__(self) -> str:
         return f"<loadwise program {self.id!r}>"
@@ -156,9 +158,18 @@ class Program:
             openai.APIError: the gateway refused (unknown program, another verdict stands), or cannot be reached.
         """
         self._require(is_async=False, instead="await p.averdict(...)")
-        return self._report(
-            "verdict", self._verdict_body(verdict, score, verifier, version, verdict_id, correction, explanation)
-        )
+        body = self._verdict_body(verdict, score, verifier, version, verdict_id, correction, explanation)
+        return self._heard(self._report("verdict", body))
+
+    def outcome(self) -> dict[str, Any]:
+        """The program as the gateway has it: its `state`, its `verdict`, and `attempts` that are over.
+
+        Where the gateway runs the verifier, ask after `finish` until `state` is `closed` (or `censored`), or
+        `is_unanswered` says that another attempt waits for its first turn.
+        """
+        self._require(is_async=False, instead="await p.aoutcome()")
+        found: dict[str, Any] = self._control.get(self._path, cast_to=object)
+        return found
 
     def _report(self, verb: str, body: dict[str, Any]) -> dict[str, Any]:
         for pause_s in (*RETRY_PAUSES_S, None):
@@ -209,9 +220,14 @@ class Program:
     ) -> dict[str, Any]:
         """`verdict` for an `AsyncOpenAI`."""
         self._require(is_async=True, instead="p.verdict(...)")
-        return await self._areport(
-            "verdict", self._verdict_body(verdict, score, verifier, version, verdict_id, correction, explanation)
-        )
+        body = self._verdict_body(verdict, score, verifier, version, verdict_id, correction, explanation)
+        return self._heard(await self._areport("verdict", body))
+
+    async def aoutcome(self) -> dict[str, Any]:
+        """`outcome` for an `AsyncOpenAI`."""
+        self._require(is_async=True, instead="p.outcome()")
+        found: dict[str, Any] = await self._control.get(self._path, cast_to=object)
+        return found
 
     async def _areport(self, verb: str, body: dict[str, Any]) -> dict[str, Any]:
         import asyncio  # here, so that `import loadwise.client` stays light
@@ -232,6 +248,13 @@ class Program:
         if self._is_async is not is_async:
             kind = "an async client" if self._is_async else "a client that is not async"
             raise TypeError(f"program {self.id!r} has {kind}: use {instead}")
+
+    def _heard(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """The gateway's answer to a verdict; where another attempt follows, that one's verdict has its own id."""
+        self.retry = answer.get("retry")
+        if self.retry is not None:
+            self._verdict_id = uuid.uuid4().hex
+        return answer
 
     def _note(self, kind: type[BaseException] | None) -> None:
         if kind is not None:

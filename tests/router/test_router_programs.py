@@ -11,7 +11,13 @@ from loadwise.kernel.work import EndReason, ProgramState
 from loadwise.policy.registry import PolicySpec
 from loadwise.policy.reward import RewardSpec
 from loadwise.router import program as programs
-from loadwise.router.config import DivertConfig, FeedbackConfig, SelectorConfig, TradeConfig
+from loadwise.router.config import (
+    DivertConfig,
+    EscalationConfig,
+    FeedbackConfig,
+    SelectorConfig,
+    TradeConfig,
+)
 from loadwise.router.program import TRANSITIONS
 
 
@@ -426,6 +432,12 @@ def _divert_while_held():
     assert find(moved, c.Dispatch).model == "large"
 
 
+def _another_attempt():
+    h = host(backend("a"), backend("b", "large"), escalation=EscalationConfig(optimism=9.0))
+    h.serve("p")
+    h.judge("p", "fail")
+
+
 def _fail_side(h):
     h.end_attempt(5, "status", status=400)
 
@@ -448,6 +460,7 @@ SCENES = [
     _wait_for_another_replica,
     _verdicts,
     _divert_while_held,
+    _another_attempt,
 ]
 
 

@@ -20,6 +20,7 @@ from loadwise.policy.registry import PolicySpec
 from loadwise.router.config import (
     AdmissionConfig,
     DivertConfig,
+    EscalationConfig,
     FeedbackConfig,
     OrderConfig,
     PauseConfig,
@@ -99,6 +100,13 @@ def configurations(draw):
         "context": ContextSpec(task_types=("patch",), n_components=2),
         "feedback": FeedbackConfig(arm=pick(*ARMS), size=pick(1, 2, 3)),
         "selector": pick(None, None, None, None, SelectorConfig(url="http://selector", timeout_s=2.0)),
+        "escalation": pick(
+            None,
+            EscalationConfig(),
+            EscalationConfig(attempts_max=3, false_pass=0.0, false_fail=0.0, optimism=9.0),
+            EscalationConfig(attempts_max=8, optimism=9.0, turns_max=2, failed_turns_max=1, stall_s=50.0),
+            EscalationConfig(cost_max_usd=1e-4, optimism=9.0),
+        ),
         "expected_tokens": pick(100, 800),
         "hold_max_s": pick(60.0, 300.0, 1.0),
         "held_max": pick(100, 100, 2, 1),

@@ -24,6 +24,7 @@ SUMMARY_BY_COMMAND = {
     "simulate": "run a scenario file in virtual time",
     "calibrate": "fit the simulator's step time to a running engine",
     "journal": "story, replay, verify or cat of a journal",
+    "whatif": "estimate what another policy would have earned on a journal's programs",
     "why": "say why a program ran where it ran",
     "lab": "experiments: replay of measured outcomes",
 }

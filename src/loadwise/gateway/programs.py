@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
@@ -130,6 +131,8 @@ class Programs:
         program_id = program_id_in_path(segment)
         verdict = read_verdict(exchange.body)
         record = self._record(exchange, program_id)
+        if self._is_of_earlier_attempt(exchange, record, verdict):
+            return
         if record.verdict is not None and not verdict.replaces(record.verdict):
             self._repeat(exchange, record, verdict)
             return
@@ -146,6 +149,29 @@ class Programs:
         arrived = e.VerdictArrived(at_s=self._host.now_s(), program_id=program_id, verdict=verdict)
         self._host.post(arrived, lambda trouble: self._acknowledge(exchange, program_id, trouble))
 
+    def _is_of_earlier_attempt(self, exchange: Exchange, record: ProgramRecord, verdict: Verdict) -> bool:
+        """Answer what was said before of an attempt that is over, as it was answered then.
+
+        Raises:
+            Conflict: another verdict on an attempt that is judged, before the next one has begun.
+        """
+        for number, attempt in enumerate(record.attempts):
+            is_last = record.is_unanswered and number == len(record.attempts) - 1
+            if attempt.verdict == verdict and (verdict.verdict_id or is_last):
+                body = _judged_attempt(record, number)
+                trouble = self._host.trouble()
+                if trouble is not None:
+                    respond_error(exchange, trouble)
+                else:
+                    self._when_kept(exchange, partial(respond_json, exchange, body))
+                return True
+        if record.is_unanswered:
+            standing = record.attempts[-1].verdict
+            if standing is not None and not verdict.replaces(standing):
+                text = f"program {record.program_id!r} is judged already ({standing.verdict}), and may try again"
+                raise Conflict(text, code="verdict_conflict")
+        return False
+
     def _repeat(self, exchange: Exchange, record: ProgramRecord, verdict: Verdict) -> None:
         if record.verdict != verdict:
             assert record.verdict is not None
@@ -160,13 +186,22 @@ class Programs:
             return
         found = self._find(program_id)
 
-        def on_durable(error: JournalError | None) -> None:
-            if error is not None:
-                respond_error(exchange, _not_durable(error))
-            elif found is None:
+        def answer() -> None:
+            if found is None:
                 respond_error(exchange, UnknownProgram(f"program {program_id!r} is unknown", param="program"))
             else:
                 respond_json(exchange, _judged(found))
+
+        self._when_kept(exchange, answer)
+
+    def _when_kept(self, exchange: Exchange, answer: Callable[[], None]) -> None:
+        """Answer once all that was posted so far is on disk, or say why it cannot be."""
+
+        def on_durable(error: JournalError | None) -> None:
+            if error is not None:
+                respond_error(exchange, _not_durable(error))
+            else:
+                answer()
 
         try:
             self._when_durable(on_durable)
@@ -184,7 +219,21 @@ def _finished(record: ProgramRecord) -> dict[str, Any]:
     return {"program": record.program_id, "state": record.state, "end_reason": record.end_reason}
 
 
+def _judged_attempt(record: ProgramRecord, number: int) -> dict[str, Any]:
+    """The answer to the verdict on an attempt that another one followed."""
+    attempt = record.attempts[number]
+    following = record.attempts[number + 1].model if number + 1 < len(record.attempts) else record.model
+    return {
+        "program": record.program_id,
+        "credited": attempt.is_credited,
+        "decision": attempt.decision_id,
+        "retry": {"model": following, "attempt": number + 2},
+    }
+
+
 def _judged(record: ProgramRecord) -> dict[str, Any]:
+    if record.is_unanswered:
+        return _judged_attempt(record, len(record.attempts) - 1)
     return {"program": record.program_id, "credited": record.is_credited, "decision": record.decision_id}
 
 

@@ -71,6 +71,10 @@ class Verify(_Command, frozen=True, kw_only=True):
     task_type: str | None = None
 
 
+ESCALATION = "escalation"
+"""The reason of a decision for a further attempt."""
+
+
 class CandidateView(Fact, frozen=True, kw_only=True):
     """One candidate of a decision as it stood when the choice was made."""
 
@@ -104,9 +108,10 @@ class RecordDecision(_Command, frozen=True, kw_only=True):
     candidates: tuple[CandidateView, ...]
     chosen: ModelId
     reason: str = "policy"
-    """`policy`, `pinned`, `fallback` (another model ran after failures), `selector`, `selector_fallback` (the policy
-    chose where the selector did not), `policy_fallback` (a user's policy failed; the cheapest candidate was taken),
-    `divert` (it starts sooner elsewhere), `rebind` (its model's backends are gone)."""
+    """`policy`, `pinned`, `fallback` (another model ran after failures), `escalation` (another model after an attempt
+    that failed), `selector`, `selector_fallback` (the policy chose where the selector did not), `policy_fallback` (a
+    user's policy failed; the cheapest candidate was taken), `divert` (it starts sooner elsewhere), `rebind` (its
+    model's backends are gone)."""
     slot: int = 0
     """Which learner decided, under the arm `per_slot`."""
     routed: ModelId | None = None
@@ -137,6 +142,18 @@ class RecordCredit(_Command, frozen=True, kw_only=True):
     """The verdict was corrected to an abstention: the earlier credit is taken back, and nothing takes its place."""
 
 
+class AttemptRecord(Fact, frozen=True, kw_only=True):
+    """An attempt of a program that another one followed."""
+
+    model: ModelId
+    decision_id: DecisionId
+    verdict: Verdict | None = None
+    """None where it was given up unjudged."""
+    cost_usd: float = 0.0
+    reward: float | None = None
+    is_credited: bool = False
+
+
 class ProgramRecord(Fact, frozen=True, kw_only=True):
     """A program as it is shown, archived and answered about after it has left memory."""
 
@@ -162,6 +179,10 @@ class ProgramRecord(Fact, frozen=True, kw_only=True):
     verdict: Verdict | None = None
     reward: float | None = None
     is_credited: bool = False
+    attempts: tuple[AttemptRecord, ...] = ()
+    """Those before the one that the rest speaks of; costs, tokens and turns are of all together."""
+    is_unanswered: bool = False
+    """An attempt was offered after the last of `attempts`, and no turn of it is completed yet."""
 
 
 class Archive(_Command, frozen=True, kw_only=True):

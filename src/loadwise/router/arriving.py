@@ -14,6 +14,7 @@ from .binding import Binding
 from .desk import Desk
 from .dispatching import Dispatching
 from .ending import Ending
+from .escalation import Escalation
 from .failure import Failure, model_removed, overloaded, program_finished, unknown_model
 from .lifecycle import EXTERNAL, Lifecycle
 from .program import Program, Turn, clamped_tokens, needed_tokens
@@ -23,13 +24,20 @@ class Arriving:
     """Opens turns and programs."""
 
     def __init__(
-        self, desk: Desk, ending: Ending, lifecycle: Lifecycle, binding: Binding, dispatching: Dispatching
+        self,
+        desk: Desk,
+        ending: Ending,
+        lifecycle: Lifecycle,
+        binding: Binding,
+        dispatching: Dispatching,
+        escalation: Escalation,
     ) -> None:
         self._desk = desk
         self._ending = ending
         self._lifecycle = lifecycle
         self._binding = binding
         self._dispatching = dispatching
+        self._escalation = escalation
 
     def turn_arrived(self, event: e.TurnArrived) -> None:
         """Take one model call."""
@@ -95,6 +103,7 @@ class Arriving:
             program_id=event.program_id,
             arrived_at_s=event.at_s,
             active_at_s=event.at_s,
+            attempt_at_s=event.at_s,
             is_implicit=event.is_implicit,
             is_pinned=event.model != e.AUTO,
             tenant=event.tenant,
@@ -107,6 +116,7 @@ class Arriving:
         self._new_turn(program, event)
         budget_s = self._budget_s(event)
         if budget_s is not None and desk.config.budget_starts == "arrival":
+            program.budget_ends_at_s = event.at_s + budget_s
             desk.agenda.schedule(f"budget:{program.program_id}", event.at_s + budget_s)
         else:
             program.budget_s = budget_s
@@ -160,6 +170,8 @@ class Arriving:
         return None
 
     def _next_turn(self, program: Program, event: e.TurnArrived) -> None:
+        if event.model == e.AUTO:
+            self._escalation.rebind_stuck(program)
         turn = self._new_turn(program, event)
         if program.model is None:
             self._dispatching.wait(turn)

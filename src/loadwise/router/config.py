@@ -6,12 +6,16 @@ from typing import Literal
 from loadwise.kernel.errors import ConfigError
 from loadwise.kernel.fact import Fact
 from loadwise.policy.context import ContextSpec
+from loadwise.policy.ladder import LadderOptions
 from loadwise.policy.registry import PolicySpec
 from loadwise.policy.reward import RewardSpec
 
 COUNT_MAX = 10**9
 MODELS_MAX = 256
 """Models of a pool; a learner remembers no more."""
+
+ATTEMPTS_MAX = 8
+"""Attempts that a program may have."""
 
 FeedbackArm = Literal["delayed", "batch_sync", "per_slot", "sequential"]
 
@@ -211,6 +215,51 @@ class OrderConfig(Fact, frozen=True, kw_only=True):
                 raise ConfigError(f"router.order.weights: {tenant!r} has {weight!r}; it must be in [1e-06, 1e+06]")
 
 
+class EscalationConfig(Fact, frozen=True, kw_only=True):
+    """Whether a program whose attempt failed may run again on another model, and how often; see `router.escalation`."""
+
+    attempts_max: int = 2
+    """Attempts of a program, the first included."""
+    cost_max_usd: float | None = None
+    """No attempt begins that is expected to bring the program's cost to this or beyond."""
+    false_pass: float | None = None
+    """How often the verifier passes what is wrong; None where unknown. A task type's own rates go before."""
+    false_fail: float | None = None
+    """How often it fails what is right."""
+    optimism: float = 0.3
+    """How many widths of uncertainty are added to what an attempt after a failure may bring."""
+    turns_max: int | None = None
+    """Turns of an attempt after which it is taken to be stuck; None leaves that to the verifier."""
+    failed_turns_max: int | None = None
+    """Failed turns of an attempt after which it is taken to be stuck."""
+    stall_s: float | None = None
+    """Seconds of an attempt after which it is taken to be stuck."""
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.attempts_max <= ATTEMPTS_MAX:
+            raise ConfigError(
+                f"router.escalation.attempts_max is {self.attempts_max!r}; it must be 2 to {ATTEMPTS_MAX}"
+            )
+        for name in ("cost_max_usd", "turns_max", "failed_turns_max", "stall_s"):
+            value = getattr(self, name)
+            if value is not None:
+                _positive("router.escalation", **{name: value})
+        try:
+            self.ladder(1, "")
+        except ConfigError as error:
+            raise ConfigError(f"router.escalation.{error.message}") from error
+
+    def ladder(self, n_features: int, context_version: str) -> LadderOptions:
+        """How its ladder is made."""
+        return LadderOptions(
+            false_pass=self.false_pass,
+            false_fail=self.false_fail,
+            optimism=self.optimism,
+            n_features=n_features,
+            context_version=context_version,
+        )
+
+
 class RouterConfig(Fact, frozen=True, kw_only=True):
     """Everything under `router:`, after presets have been laid below it."""
 
@@ -220,6 +269,8 @@ class RouterConfig(Fact, frozen=True, kw_only=True):
     context: ContextSpec = ContextSpec()
     feedback: FeedbackConfig = FeedbackConfig()
     selector: SelectorConfig | None = None
+    escalation: EscalationConfig | None = None
+    """Further attempts after a failed one; None: every program has one."""
     reward: RewardSpec = RewardSpec()
     trade: TradeConfig = TradeConfig()
     admission_ratio: float = 0.85

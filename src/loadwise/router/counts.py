@@ -17,6 +17,9 @@ class Counts(msgspec.Struct, kw_only=True):
     forgotten: int = 0
     """Programs that never got an answer."""
     censored: int = 0
+    escalated: int = 0
+    """Programs opened again after a failed attempt; `escalated_stuck` were moved in the middle of one."""
+    escalated_stuck: int = 0
     stale: int = 0
     """Events about something that was already over."""
     malformed: int = 0

@@ -105,7 +105,8 @@ class Credit:
     def await_verdict(self, pending: Pending) -> None:
         """Count a decision as made: its learner hears of it now, its verdict comes later."""
         self.pending_by_decision[pending.decision_id] = pending
-        self.learners[pending.slot].observe(pending.decision_id, pending.model, pending.x)
+        if pending.learner_version == self.version:
+            self.learners[pending.slot].observe(pending.decision_id, pending.model, pending.x)
 
     def land(
         self, decision_id: DecisionId, success: float, cost_usd: float, rates: ErrorRates | None = None

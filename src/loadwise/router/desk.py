@@ -10,6 +10,7 @@ from loadwise.kernel import commands as c
 from loadwise.kernel.ids import DecisionId, ProgramId, TurnId
 from loadwise.kernel.pool import BackendSpec, ModelSpec
 from loadwise.kernel.streams import Streams
+from loadwise.policy.ladder import Ladder
 from loadwise.policy.registry import Resolve
 from loadwise.verify.debias import ErrorRates
 
@@ -53,6 +54,11 @@ class Desk:
         self.divert = Divert(config, self.backends, self.admission)
         self.routing = Routing(config, self.backends, self.admission, self.credit, self.divert, streams)
         self.pacing = Pacing(config.feedback)
+        escalation, context = config.escalation, config.context
+        self.ladder: Ladder | None = None
+        """Says when a further attempt pays; None where none is ever made."""
+        if escalation is not None:
+            self.ladder = Ladder(escalation.ladder(context.n_features, context.version), config.reward)
         self.agenda = Agenda()
         self.table = ProgramTable()
         self.admission.books.programs = self.table.by_id

@@ -129,6 +129,7 @@ class Dispatching:
                 program.forecast_s = None
             program.estimates = {}
             if program.budget_s is not None:
+                program.budget_ends_at_s = desk.now_s + program.budget_s
                 desk.agenda.schedule(f"budget:{program.program_id}", desk.now_s + program.budget_s)
                 program.budget_s = None
 

@@ -7,6 +7,7 @@ from loadwise.kernel.errors import LawBroken
 from loadwise.kernel.ids import BackendId, DecisionId, ProgramId, TurnId
 from loadwise.kernel.work import ProgramState
 
+from .config import ATTEMPTS_MAX
 from .credit import SETTLED_MAX
 from .desk import CALLED_OFF_MAX, Desk
 from .program import FORGOTTEN_STATES, Program
@@ -61,12 +62,30 @@ def _check_program(desk: Desk, program: Program) -> None:
         raise LawBroken("L1", f"program {name!r} is {state} and not forgotten")
     if not program.is_open and (program.open_turns or program.is_reserved):
         raise LawBroken("L4", f"program {name!r} is {state} and holds turns or a reservation")
+    _check_attempts(desk, program)
     turns = [desk.turns[turn_id] for turn_id in program.open_turns]
     n_covered = sum(1 for turn in turns if turn.backend_id is not None and not turn.has_own_reservation)
     if n_covered != program.n_covered:
         raise LawBroken("L5", f"program {name!r} covers {n_covered} attempts, not {program.n_covered}")
     if program.asked_decision_id is not None and desk.asked.get(program.asked_decision_id) != name:
         raise LawBroken("L15", f"program {name!r} waits for a selector that was not asked")
+
+
+def _check_attempts(desk: Desk, program: Program) -> None:
+    """Attempts end, each on a model of its own, and each decision has earned once at most."""
+    if not program.attempts:
+        return
+    models = [program.model, *(attempt.model for attempt in program.attempts)]
+    decisions = [program.decision_id, *(attempt.decision_id for attempt in program.attempts)]
+    if len(models) > ATTEMPTS_MAX:
+        raise LawBroken(
+            "L15", f"program {program.program_id!r} has {len(models)} attempts; {ATTEMPTS_MAX} is the limit"
+        )
+    if len({*models}) < len(models) or len({*decisions}) < len(decisions):
+        raise LawBroken("L11", f"program {program.program_id!r} has tried {models} by decisions {decisions}")
+    for attempt in program.attempts:
+        if attempt.decision_id in desk.credit.pending_by_decision:
+            raise LawBroken("L11", f"decision {attempt.decision_id} of an attempt that is over is still pending")
 
 
 def _check_credit(desk: Desk) -> None:

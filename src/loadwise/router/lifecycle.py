@@ -13,6 +13,7 @@ from loadwise.verify.debias import ErrorRates
 
 from .desk import Desk
 from .ending import Ending
+from .escalation import Escalation
 from .failure import budget_exceeded, program_finished
 from .program import Program
 
@@ -29,9 +30,10 @@ _CORRECTABLE = frozenset({_S.CLOSED, _S.CENSORED, _S.TIMED_OUT})
 class Lifecycle:
     """What happens to a program after its last turn."""
 
-    def __init__(self, desk: Desk, ending: Ending) -> None:
+    def __init__(self, desk: Desk, ending: Ending, escalation: Escalation) -> None:
         self._desk = desk
         self._ending = ending
+        self._escalation = escalation
 
     def program_ended(self, event: e.ProgramEnded) -> None:
         """The agent, or an operator, says that it is over."""
@@ -45,15 +47,24 @@ class Lifecycle:
 
     def end(self, program: Program, reason: EndReason) -> None:
         """End an open program and ask for its verdict; one that never got an answer is forgotten instead."""
+        is_unanswered = program.is_unanswered
         if not self._stop(program, reason):
             return
         self._await_verdict(program)
+        if is_unanswered:
+            self._withdraw(program)
+            return
         if program.verifier not in REPORTED:
             assert program.verifier is not None
             self._desk.out.append(
                 c.Verify(program_id=program.program_id, verifier=program.verifier, task_type=program.task_type)
             )
         self._bound_verifying()
+
+    def _withdraw(self, program: Program) -> None:
+        """The attempt that was offered has not begun: the verdict before it stands."""
+        self._escalation.withdraw(program)
+        self._close(program, _S.CLOSED)
 
     def _stop(self, program: Program, reason: EndReason) -> bool:
         """End what is still open of an ending program and release it. False when that left nothing to end."""
@@ -105,6 +116,9 @@ class Lifecycle:
         if program is None or (program.verdict is not None and not event.verdict.replaces(program.verdict)):
             desk.counts.verdicts_stale += 1
             return
+        if program.attempts and not self._is_of_this_attempt(program, event.verdict):
+            desk.counts.verdicts_stale += 1
+            return
         if not program.is_open and program.state is not _S.VERIFYING and self._is_correction(program, event.verdict):
             self._correct(program, event.verdict)
             return
@@ -122,8 +136,29 @@ class Lifecycle:
             desk.credit.give_up(program.decision_id)
             desk.counts.verdicts_abstained += 1
         else:
-            self._credit(program, success, self._error_rates(program, event.verdict))
+            rates = self._error_rates(program, event.verdict)
+            self._escalation.learn(program, success)
+            self._credit(program, success, rates)
+            known = None if rates is None else (rates.false_pass_ratio, rates.false_fail_ratio)
+            if self._escalation.reopen(program, event.verdict, known):
+                return
         self._close(program, _S.CLOSED)
+
+    def _is_of_this_attempt(self, program: Program, verdict: Verdict) -> bool:
+        """Whether a verdict speaks of the attempt at hand, not of an earlier one once more.
+
+        While an offered attempt has not begun, only a word that takes the place of the verdict before it is news: the
+        offer is then withdrawn.
+        """
+        if verdict.verdict_id and any(_same_report(verdict, attempt.verdict) for attempt in program.attempts):
+            return False
+        if not program.is_unanswered:
+            return True
+        last = program.attempts[-1].verdict
+        if last is None or not verdict.replaces(last):
+            return False
+        self.end(program, EndReason.VERDICT)
+        return True
 
     def _error_rates(self, program: Program, verdict: Verdict) -> ErrorRates | None:
         """How often this verdict's verifier is known to be wrong; a person is taken at his word."""
@@ -145,7 +180,7 @@ class Lifecycle:
         if program.n_side_turns or program.decision_id is None or program.model is None:
             return
         rates = self._error_rates(program, verdict)
-        corrected = desk.credit.correct(program.decision_id, verdict.success, program.cost_usd, rates)
+        corrected = desk.credit.correct(program.decision_id, verdict.success, program.attempt_cost_usd, rates)
         if corrected is None or corrected == (None, None):
             return
         program.reward, program.is_credited = corrected.after, corrected.after is not None
@@ -155,7 +190,7 @@ class Lifecycle:
                 program_id=program.program_id,
                 model=program.model,
                 success=verdict.success or 0.0,
-                cost_usd=program.cost_usd,
+                cost_usd=program.attempt_cost_usd,
                 reward=corrected.after or 0.0,
                 replaced_reward=corrected.before,
                 is_withdrawn=corrected.after is None,
@@ -168,7 +203,7 @@ class Lifecycle:
             self._desk.credit.undo(program.decision_id)
             return
         assert program.decision_id is not None and program.model is not None
-        reward = self._desk.credit.land(program.decision_id, success, program.cost_usd, rates)
+        reward = self._desk.credit.land(program.decision_id, success, program.attempt_cost_usd, rates)
         if reward is None:
             raise LawBroken("L11", f"program {program.program_id!r} has no pending decision to credit")
         program.reward, program.is_credited = reward, True
@@ -179,7 +214,7 @@ class Lifecycle:
                 program_id=program.program_id,
                 model=program.model,
                 success=success,
-                cost_usd=program.cost_usd,
+                cost_usd=program.attempt_cost_usd,
                 reward=reward,
             )
         )
@@ -203,7 +238,8 @@ class Lifecycle:
 
     def _archive(self, program_id: ProgramId) -> None:
         program = self._desk.table.by_id[program_id]
-        self._desk.credit.forget(program.decision_id)
+        for decision_id in (program.decision_id, *(attempt.decision_id for attempt in program.attempts)):
+            self._desk.credit.forget(decision_id)
         self._desk.out.append(c.Archive(program=program.record()))
         self._desk.table.forget(program_id)
 
@@ -234,6 +270,9 @@ class Lifecycle:
         program = desk.table.by_id.get(ProgramId(key))
         if program is None or not program.is_open:
             return
+        if program.is_unanswered:
+            self.end(program, EndReason.BUDGET)
+            return
         self._ending.cancel_turns_of(program, budget_exceeded(program.program_id), keeps_program=True)
         self._settle(program, EndReason.BUDGET)
         if program.model is not None and program.admitted_at_s is not None:
@@ -261,3 +300,7 @@ class Lifecycle:
                 desk.agenda.schedule("closed:", due_at_s)
                 return
             self._archive(program_id)
+
+
+def _same_report(verdict: Verdict, other: Verdict | None) -> bool:
+    return other is not None and verdict.verdict_id == other.verdict_id

@@ -19,6 +19,7 @@ The walk of one turn, file by file:
                         ├──▶ dispatching ──▶ Dispatch                        (another replica)
                         └──▶ binding ──▶ dispatching ──▶ Dispatch            (another model)
     ProgramEnded, VerdictArrived ──▶ lifecycle ──▶ Verify, RecordCredit, Archive
+                                         └──▶ escalation ──▶ binding        (another attempt, where that is configured)
 
 No part starts another's turn: what has become free is noted (`backends.roomy`, `pacing`), and when the event has been
 dealt with, held turns and waiting programs start, in order. Everything that waits is on the agenda, and the host has
@@ -47,6 +48,7 @@ from .counts import Counts
 from .desk import Desk
 from .dispatching import Dispatching
 from .ending import Ending
+from .escalation import Escalation
 from .laws import check
 from .lifecycle import EXTERNAL as EXTERNAL
 from .lifecycle import Lifecycle
@@ -114,11 +116,12 @@ class Router:
         self.agenda = desk.agenda
         self.table = desk.table
         ending = Ending(desk)
-        lifecycle = Lifecycle(desk, ending)
         self._dispatching = Dispatching(desk, ending)
         self._pausing = Pausing(desk, self._dispatching)
         self._binding = Binding(desk, ending, self._dispatching)
-        arriving = Arriving(desk, ending, lifecycle, self._binding, self._dispatching)
+        escalation = Escalation(desk, ending, self._binding)
+        lifecycle = Lifecycle(desk, ending, escalation)
+        arriving = Arriving(desk, ending, lifecycle, self._binding, self._dispatching, escalation)
         attempts = Attempts(desk, ending, self._dispatching, self._binding, lifecycle)
         self._arriving = arriving
         self._pool = pool = PoolChanges(desk, ending)

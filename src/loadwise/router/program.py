@@ -5,7 +5,7 @@ Every rule about states stands in `TRANSITIONS`; the machine only says `move`.
 
 import msgspec
 
-from loadwise.kernel.commands import ProgramRecord
+from loadwise.kernel.commands import AttemptRecord, ProgramRecord
 from loadwise.kernel.errors import LawBroken
 from loadwise.kernel.ids import BackendId, DecisionId, ModelId, ProgramId, TurnId
 from loadwise.kernel.work import EndReason, ProgramState, Usage, Verdict
@@ -23,7 +23,8 @@ TRANSITIONS: dict[ProgramState, frozenset[ProgramState]] = {
     _S.ADMITTED: frozenset({_S.RUNNING}),
     _S.RUNNING: frozenset({_S.ARRIVED, _S.HELD, _S.ENDED, _S.REJECTED, _S.FAILED, _S.CANCELLED, _S.TIMED_OUT}),
     _S.ENDED: frozenset({_S.VERIFYING}),
-    _S.VERIFYING: frozenset({_S.CLOSED, _S.CENSORED}),
+    # It arrives anew for another attempt after a failed one.
+    _S.VERIFYING: frozenset({_S.CLOSED, _S.CENSORED, _S.ARRIVED}),
     _S.CLOSED: frozenset(),
     _S.REJECTED: frozenset(),
     _S.FAILED: frozenset(),
@@ -126,6 +127,28 @@ class Program(msgspec.Struct, kw_only=True):
     verdict: Verdict | None = None
     reward: float | None = None
     is_credited: bool = False
+    attempts: list[AttemptRecord] = []
+    """Attempts that are over and were followed by another."""
+    attempt_at_s: float = 0.0
+    """When the attempt at hand began."""
+    n_turns_before: int = 0
+    """Completed turns of earlier attempts."""
+    n_failed_before: int = 0
+    cost_before_usd: float = 0.0
+    budget_ends_at_s: float | None = None
+    """When its time is used up, whatever the attempt."""
+
+    @property
+    def attempt_cost_usd(self) -> float:
+        """What the attempt at hand has cost."""
+        return self.cost_usd - self.cost_before_usd if self.attempts else self.cost_usd
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether a further attempt was offered after a verdict and none of its turns is completed."""
+        if not self.is_open or not self.attempts or self.attempts[-1].verdict is None:
+            return False
+        return self.n_turns == self.n_turns_before
 
     @property
     def tokens(self) -> int:
@@ -172,6 +195,8 @@ class Program(msgspec.Struct, kw_only=True):
             verdict=self.verdict,
             reward=self.reward,
             is_credited=self.is_credited,
+            attempts=tuple(self.attempts),
+            is_unanswered=self.is_unanswered,
         )
 
 

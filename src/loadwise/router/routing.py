@@ -14,7 +14,7 @@ from loadwise.policy.base import Candidate, Choice, Context, Vector
 from .admission import Admission
 from .backends import Backends
 from .config import RouterConfig
-from .credit import Credit, Pending
+from .credit import FOREIGN, Credit, Pending
 from .divert import Divert
 from .program import Program, Turn
 from .successes import Successes
@@ -144,7 +144,7 @@ class Routing:
                 x=x,
                 slot=slot,
                 choice=choice if choice.propensities is None and named is None and not is_diverted else None,
-                learner_version=self._credit.version,
+                learner_version=FOREIGN if reason == c.ESCALATION else self._credit.version,
             )
         )
         return c.RecordDecision(

@@ -54,6 +54,7 @@ class RouterState(Fact, frozen=True, kw_only=True):
     asked: dict[int, str]
     counts: Counts
     n_decisions: int
+    ladder: bytes = b""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -90,6 +91,7 @@ def dump_router(desk: Desk) -> bytes:
             asked={int(key): str(value) for key, value in desk.asked.items()},
             counts=desk.counts,
             n_decisions=desk.routing.n_decisions,
+            ladder=b"" if desk.ladder is None else desk.ladder.dump(),
         )
     )
 
@@ -156,3 +158,6 @@ def _load_tables(desk: Desk, state: RouterState) -> None:
     desk.divert.errors = state.forecast_errors
     desk.routing.successes.cells = state.successes
     desk.routing.n_decisions = state.n_decisions
+    if desk.ladder is not None and state.ladder:
+        with suppress(SchemaMismatch):  # under another context or other rates it begins anew
+            desk.ladder.load(state.ladder)

@@ -44,6 +44,11 @@ class ProgramTable:
         self.idle.pop(program_id, None)
         self.verifying[program_id] = None
 
+    def reopen(self, program_id: ProgramId) -> None:
+        """It was judged, and takes turns again."""
+        self.verifying.pop(program_id, None)
+        self.idle[program_id] = None
+
     def close(self, program_id: ProgramId, at_s: float) -> None:
         """Nothing more is expected of it."""
         self.idle.pop(program_id, None)

@@ -26,7 +26,8 @@ from loadwise.verify.check import Limits
 from .containment import Outcome, Trouble, hinted_trouble
 
 LOOK_S = 0.05
-"""Between two looks at the tree."""
+IDLE_LOOK_S = 0.5
+"""Between two looks at the tree while it works; and at most, while it uses no CPU time, for then nothing grows."""
 CROWDED_LOOKS = 4
 """Looks in a row that find as many processes as there may be."""
 REAP_S = 5.0
@@ -101,6 +102,7 @@ class _Run:
         self._room: dict[str, int] = {}
         self._began_at_s = time.monotonic()
         self._n_crowded = 0
+        self._look_s = LOOK_S
         self._stop = STOP.get()
         self.peak_bytes = 0
         self.cpu_s = 0.0
@@ -132,7 +134,7 @@ class _Run:
     def _follow(self, selector: selectors.BaseSelector) -> Trouble:
         looks_at_s = 0.0
         while True:
-            for key, _ in selector.select(LOOK_S):
+            for key, _ in selector.select(min(self._look_s, max(0.0, self.limits.wall_s - self.wall_s))):
                 if not self._carry(selector, key):
                     return Trouble.OUTPUT
             if self._stop is not None and self._stop.is_set():
@@ -144,7 +146,7 @@ class _Run:
                 return Trouble.NONE if self._drain(selector) else Trouble.OUTPUT
             if self.wall_s >= looks_at_s:
                 trouble = self._look()
-                looks_at_s = self.wall_s + LOOK_S
+                looks_at_s = self.wall_s + self._look_s
                 if trouble is not Trouble.NONE:
                     return trouble
             if not selector.get_map():
@@ -192,6 +194,7 @@ class _Run:
 
     def _look(self) -> Trouble:
         seen, limits = look_at_tree(self.process.pid), self.limits
+        self._look_s = LOOK_S if seen.cpu_s > self.cpu_s else min(2 * self._look_s, IDLE_LOOK_S)
         self.cpu_s = max(self.cpu_s, seen.cpu_s)
         resident_bytes = seen.resident_bytes
         if resident_bytes > limits.memory_bytes:
