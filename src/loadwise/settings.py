@@ -53,6 +53,8 @@ _LIFTED = {
 _PRICES = ("beta", "backpressure", "multiplier")
 """What `seconds_per_point` stands for; see `TradeConfig`."""
 _RENAMED = {"cost_scale_usd": "scale_usd", "cost_clip": "clip"}
+_NESTED = ("admission", "divert", "order")
+"""Keys whose own keys are laid over the preset's one by one."""
 _POLICY_SHORTHANDS = {"exploration": "alpha", "exploration_floor": "exploration_floor"}
 """Keys under `router:` that are options of the policy."""
 
@@ -334,11 +336,21 @@ def _merge_router(laid: Any, said: Any, where: str) -> dict[str, Any]:
     if "seconds_per_point" in said:
         laid = {key: value for key, value in laid.items() if key not in _PRICES}
     merged = {**laid, **said}
+    for key in _NESTED:
+        if key in laid:
+            merged[key] = _laid_over(laid[key], said.get(key, {}))
     below = _policy(laid.get("policy"), f"{where}: router.policy")
     above = _policy(said.get("policy"), f"{where}: router.policy")
     if below and above and below["name"] == above["name"]:
         merged["policy"] = {"name": above["name"], "options": {**below["options"], **above["options"]}}
     return merged
+
+
+def _laid_over(below: Any, above: Any) -> Any:
+    """Mappings key by key, anything else whole."""
+    if not (isinstance(below, Mapping) and isinstance(above, Mapping)):
+        return above
+    return {**below, **{key: _laid_over(below.get(key), value) for key, value in above.items()}}
 
 
 def _mapping(said: Any, where: str) -> dict[Any, Any]:

@@ -63,7 +63,7 @@ def test_presets_lists_and_shows(capsys: Capture) -> None:
     for name in preset_names():
         assert yaml.safe_load(run(capsys, "presets", name).out) == read_preset(name)
         assert run(capsys, "presets", name, "--json").json == {"name": name, **read_preset(name)}
-    assert "known: deals" in refused(run(capsys, "presets", "nope"))
+    assert "known: admission_only, deals" in refused(run(capsys, "presets", "nope"))
 
 
 def test_simulate_gives_equal_bytes_for_equal_seeds(scenario: Path, capsys: Capture) -> None:

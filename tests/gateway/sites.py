@@ -47,7 +47,7 @@ def on_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     @wraps(test)
     def run(**fixtures: Any) -> None:
         heard = run_on_loop(lambda: test(**fixtures))
-        assert not heard
+        assert not heard, heard
 
     return run
 

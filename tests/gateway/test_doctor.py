@@ -117,7 +117,11 @@ def test_a_healthy_vllm() -> None:
     assert texts(found, "warning") == ""
     assert report.is_reachable
     assert report.served_models == ("m",)
-    assert report.signals == {"n_running": 2.0, "n_waiting": 1.0, "kv_usage_ratio": 0.25}
+    assert report.signals["n_running"] == 2.0
+    assert (report.signals["n_waiting"], report.signals["kv_usage_ratio"]) == (1.0, 0.25)
+    assert report.signals["kv_tokens"] == 16000.0
+    assert report.signals_age_s is not None
+    assert report.missing_signals == ()
     assert report.found_capacity == 16000
     assert report.priority == "not tested"
     assert sorted(engine.asked) == ["GET /health", "GET /metrics", "GET /v1/models"]
@@ -129,7 +133,7 @@ def test_a_healthy_llamacpp() -> None:
     found = diagnose(Engine(LLAMA), {"engine": "llamacpp", "kv_tokens": None, "slots": 4})
     assert not found.is_broken
     assert texts(found, "warning") == ""
-    assert found.backends[0].signals == {"n_running": 1.0, "n_waiting": 0.0}
+    assert found.backends[0].signals == {"n_running": 1.0, "n_waiting": 0.0, "n_slots": 4.0}
     assert found.backends[0].found_capacity == 4
 
 

@@ -11,7 +11,6 @@ import pytest
 from engines import METRICS, Behaviour, Call, Engine, fails, hangs, resets, says, writes
 from sites import on_loop, pool, site, until
 
-from loadwise.gateway.probe import read_signals
 from loadwise.gateway.serve import start
 from loadwise.kernel.errors import ConfigError
 from loadwise.settings import parse_config
@@ -104,25 +103,6 @@ def test_a_probe_tells_alive_from_dead(name: str) -> None:
             assert (await s.ask("GET", "/readyz")).status == 200
 
     run()
-
-
-def test_signals_are_read_by_their_exact_names() -> None:
-    """Sums over engines, the largest of ratios, nothing from comments, look-alikes, NaN or broken lines."""
-    page = """# HELP vllm:num_requests_running x
-# vllm:num_requests_running 99
-vllm:num_requests_running{engine="0",m="a} b"} 2.0
-vllm:num_requests_running{engine="1"} 3
-vllm:num_requests_running_total 50
-vllm:kv_cache_usage_perc{engine="0"} 0.25
-vllm:kv_cache_usage_perc{engine="1"} 0.5 1700000000
-vllm:num_requests_waiting NaN
-vllm:num_preemptions_total
-vllm:num_preemptions_total{ x
- sglang:token_usage 1
-llamacpp:requests_deferred 4
-"""
-    assert read_signals(page) == {"n_running": 5.0, "kv_usage_ratio": 0.5, "n_waiting": 4.0}
-    assert read_signals("") == read_signals("\x00\n{}\n") == {}
 
 
 @on_loop
@@ -412,10 +392,69 @@ async def test_a_paid_api_is_looked_at_seldom() -> None:
     """Its list of models is asked for every 30 s, an engine's metrics as often as configured."""
     engine = await Engine(fails(404)).start()
     async with site(engine, config=pool(engine, backend_0={"engine": "api"}), probe_interval_s=0.05) as s:
-        assert s.gateway.probes[0].interval_s == 30.0
+        for _ in range(5):
+            await s.gateway.probes[0].poll()
         assert [call.path for call in engine.calls] == ["/v1/models"]
-    async with site(engine, config=pool(engine), probe_interval_s=0.05) as s:
-        assert s.gateway.probes[0].interval_s == 0.05
+
+
+@on_loop
+async def test_a_paid_api_is_known_by_our_own_traffic() -> None:
+    """Calls in flight, the minute's window and the latency become signals of the backend, without asking it."""
+    engine = await Engine(fails(404)).start()
+    backend = {"engine": "api", "requests_per_minute": 10}
+    async with site(engine, config=pool(engine, backend_0=backend), probe_interval_s=600.0) as s:
+        engine.script = [says(), says()]
+        assert (await s.chat("p")).status == 200
+        assert (await s.chat("p", stream=True)).status == 200
+        await s.gateway.probes[0].poll()
+        signals = {name: signal.value for name, signal in s.router.backends.by_id["a"].signals.items()}
+        assert (signals["n_running"], signals["request_window_ratio"]) == (0.0, 0.2)
+        assert signals["e2e_s"] >= 0.0
+
+
+@pytest.mark.parametrize(
+    ("declared", "sent", "heard"),
+    [("lower_first", 7, 7), ("higher_first", 7, -7), (None, 7, None), ("lower_first", 0, None)],
+)
+def test_priority_reaches_engines_that_declare_it_in_their_own_sense(
+    declared: str | None, sent: int, heard: int | None
+) -> None:
+    """Lower is sooner for our clients and for vLLM, higher for SGLang; an engine that declares nothing is told none."""
+
+    @on_loop
+    async def run() -> None:
+        engine = await Engine().start()
+        backend = {} if declared is None else {"priority": declared}
+        async with site(engine, config=pool(engine, backend_0=backend)) as s:
+            headers = {"X-Loadwise-Priority": str(sent)} if sent else {}
+            assert (await s.chat("p", headers=headers)).status == 200
+            assert engine.calls[-1].json.get("priority") == heard
+
+    run()
+
+
+@on_loop
+async def test_a_held_streaming_client_hears_comments_until_it_is_served() -> None:
+    """Nothing between us gives up on it; the stream then goes on as if nothing had been, and ends with [DONE]."""
+    engine = await Engine().start()
+    router = {"hold_max_s": 20.0, "policy": "fixed"}
+    async with site(engine, config=pool(engine, backend_0={"slots": 1}, router=router), keep_alive_s=0.02) as s:
+        assert (await s.chat("first")).status == 200
+        waiting = asyncio.ensure_future(s.chat("second", stream=True))
+        await until(lambda: s.router.admission.n_held == 1)
+        (relay,) = s.host.relay_by_turn.values()
+        await until(lambda: relay._exchange.is_started)  # type: ignore[attr-defined]
+        await s.finish("first")
+        answer = await waiting
+        assert answer.status == 200
+        assert b": waiting for a place" in answer.body
+        assert answer.body.rstrip().endswith(b"data: [DONE]")
+    short = {"hold_max_s": 0.2, "policy": "fixed"}
+    async with site(engine, config=pool(engine, backend_0={"slots": 1}, router=short), keep_alive_s=0.02) as s:
+        assert (await s.chat("first")).status == 200
+        late = await s.chat("second", stream=True)
+        assert late.status == 200, "the stream had begun"
+        assert b"held_too_long" in late.body and b"[DONE]" not in late.body
 
 
 @on_loop

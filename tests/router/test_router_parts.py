@@ -67,7 +67,7 @@ def test_order_agrees_with_a_plain_list(steps):
             if turn_id in model:
                 model.remove(turn_id)
     assert list(order) == model and len(order) == len(model)
-    assert order.head == (model[0] if model else None)
+    assert order.head() == (model[0] if model else None)
     assert all((turn_id in order) == (turn_id in model) for turn_id in range(10))
 
 

@@ -11,7 +11,13 @@ from loadwise.kernel.work import EndReason, ProgramState
 from loadwise.policy.registry import PolicySpec
 from loadwise.policy.reward import RewardSpec
 from loadwise.router import program as programs
-from loadwise.router.config import EscalationConfig, FeedbackConfig, SelectorConfig
+from loadwise.router.config import (
+    DivertConfig,
+    EscalationConfig,
+    FeedbackConfig,
+    SelectorConfig,
+    TradeConfig,
+)
 from loadwise.router.program import TRANSITIONS
 
 
@@ -408,6 +414,24 @@ def _verdicts():
     h.judge("censored", is_correction=True)
 
 
+def _divert_while_held():
+    """A program that is held for one model starts on another as soon as that has room."""
+    h = host(
+        backend("a", slots=1),
+        backend("b", "large", slots=1),
+        policy=PolicySpec(name="known", options={"success": {"small": {"*": 0.9}, "large": {"*": 0.8}}}),
+        divert=DivertConfig(when="held"),
+        trade=TradeConfig(beta=0.5),
+    )
+    h.arrive("p")
+    assert find(h.arrive("q"), c.Dispatch).model == "large"
+    h.arrive("r")
+    h.end_attempt(2)
+    moved = h.finish("q")
+    assert find(moved, c.RecordDecision).routed == "small"
+    assert find(moved, c.Dispatch).model == "large"
+
+
 def _another_attempt():
     h = host(backend("a"), backend("b", "large"), escalation=EscalationConfig(optimism=9.0))
     h.serve("p")
@@ -435,6 +459,7 @@ SCENES = [
     _fall_back,
     _wait_for_another_replica,
     _verdicts,
+    _divert_while_held,
     _another_attempt,
 ]
 

@@ -17,7 +17,15 @@ from loadwise.kernel.pool import BackendHealth, BackendSpec, ModelSpec, Price
 from loadwise.kernel.work import AttemptOutcome, EndReason, Usage, Verdict, VerdictKind
 from loadwise.policy.context import ContextSpec
 from loadwise.policy.registry import PolicySpec
-from loadwise.router.config import EscalationConfig, FeedbackConfig, SelectorConfig
+from loadwise.router.config import (
+    AdmissionConfig,
+    DivertConfig,
+    EscalationConfig,
+    FeedbackConfig,
+    OrderConfig,
+    PauseConfig,
+    SelectorConfig,
+)
 
 N_EXAMPLES = int(os.environ.get("LOADWISE_STORM_EXAMPLES", "60"))
 
@@ -39,11 +47,31 @@ CAPACITIES = [
     {"slots": 2},
     {"requests_per_minute": 1},
     {"requests_per_minute": 3},
+    {"kv_tokens": 2000, "kv_pool": "gpu"},
+    {"kv_tokens": 5000, "kv_pool": "gpu"},
+    {},
 ]
+ADMISSIONS = [
+    AdmissionConfig(),
+    AdmissionConfig(call_ratio=0.95, overhead_tokens=50, learns_overhead=True, shares_prompts=True),
+    AdmissionConfig(kind="footprint", footprint_ratio=0.75, call_ratio=0.95, capacity="calibrated"),
+    AdmissionConfig(kind="cap", cap=2, cap_by_model={"small": 1}),
+    AdmissionConfig(kind="pause", pause=PauseConfig(tick_s=1.0, wait_max_s=100.0)),
+    AdmissionConfig(kind="none"),
+]
+DIVERTS = [
+    DivertConfig(),
+    DivertConfig(),
+    DivertConfig(when="arrival"),
+    DivertConfig(when="held", saturation="none", forecast="elapsed", rebinds=True),
+    DivertConfig(when="held", saturation="soft", prices_run=True),
+]
+ORDERS = [OrderConfig(), OrderConfig(kind="fair", age_s=20.0, weights={"t1": 3.0})]
 ARMS = ["delayed", "delayed", "delayed", "sequential", "batch_sync", "per_slot"]
 PROGRAMS = ["p0", "p1", "p2", "p3", "p4"]
 ODD_PROGRAMS = ["", "\x1fturn:1", "x" * 257, "with space", "ü"]
 BACKENDS = ["b0", "b1", "b2", "b3"]
+SIGNALS = ["n_running", "n_waiting", "kv_usage_ratio", "kv_tokens", "n_preemptions", "e2e_s"]
 STEPS_S = [0.0, 0.0, 0.001, 0.5, 1.0, 5.0, 30.0, 61.0, 200.0, 4000.0]
 ODD_FLOATS = [math.nan, math.inf, -math.inf, -1.0, 0.0, 1e308]
 
@@ -89,6 +117,10 @@ def configurations(draw):
         "verdict_max_s": pick(3600.0, 10.0),
         "budget_s": pick(None, None, None, 40.0),
         "budget_credit": pick("fail", "censor"),
+        "budget_starts": pick("arrival", "admission"),
+        "admission": pick(*ADMISSIONS),
+        "divert": pick(*DIVERTS),
+        "order": pick(*ORDERS),
         "turns_max": pick(100, 100, 100, 3),
         "programs_max": pick(100, 100, 100, 2, 1),
         "verifying_max": pick(100, 100, 1),
@@ -147,6 +179,8 @@ class Storm(RuleBasedStateMachine):
         task_type=st.sampled_from([None, "patch", "unheard of"]),
         components=st.sampled_from([(), (0.5, -0.5), (0.5,), (1.0, 2.0, 3.0), (math.nan, 1.0), (math.inf,)]),
         budget_s=st.sampled_from([None, None, None, 3.0, *ODD_FLOATS]),
+        tenant=st.sampled_from(["", "t1", "t2"]),
+        deadline_at_s=st.sampled_from([None, None, 100.0, 500.0, *ODD_FLOATS]),
     )
     def arrive(self, **fields):
         """A turn of a new, running, ended or impossible program."""
@@ -256,7 +290,10 @@ class Storm(RuleBasedStateMachine):
 
     @rule(
         backend_id=st.sampled_from([*BACKENDS, "unheard of"]),
-        values=st.dictionaries(st.sampled_from(["running", "waiting"]), st.sampled_from([0.0, 3.0, *ODD_FLOATS])),
+        values=st.dictionaries(
+            st.sampled_from(SIGNALS),
+            st.sampled_from([0.0, 0.3, 3.0, 3000.0, *ODD_FLOATS]),
+        ),
         age_s=st.sampled_from([0.0, 1.0, 60.0, -5.0, math.nan, math.inf, -math.inf]),
     )
     def observe(self, backend_id, values, age_s):

@@ -72,7 +72,7 @@ def test_the_designs_example_is_a_pool_file():
     ("change", "key", "valid"),
     [
         ({"backend": []}, "backend", "backends"),
-        ({"models": {"m": {"price": 1}}}, "price", "context_tokens, usd_per_million"),
+        ({"models": {"m": {"price": 1}}}, "price", "context_tokens, expected_run_s, expected_tokens, usd_per_million"),
         ({"models": {"m": {"usd_per_million": {"in": 1}}}}, "in", "cached_input, input, output"),
         ({"backends": [{"name": "a", "model": "small", "kv": 1}]}, "kv", "kv_tokens"),
         ({"router": {"polcy": "linucb"}}, "polcy", "policy"),

@@ -59,6 +59,10 @@ def _cells(report: "BackendReport") -> tuple[str, ...]:
     assumed = "" if report.is_capacity_declared else " assumed"
     capacity = f"{report.capacity} {report.capacity_unit}{assumed}"
     signals = " ".join(f"{name}={value:g}" for name, value in report.signals.items()) or "none"
+    if report.signals_age_s is not None and report.signals:
+        signals += f" ({report.signals_age_s:.1f} s old)"
+    if report.missing_signals:
+        signals += f"; unknown: {' '.join(report.missing_signals)}"
     return (report.name, report.model, report.engine, reached, capacity, signals, report.priority)
 
 

@@ -22,6 +22,7 @@ EXPERIMENTS = {
 """Replays: what each does, and its default number of passes."""
 
 OTHERS = {
+    "disc": "loadwise.cli.lab_disc",
     "fidelity": "loadwise.cli.lab_fidelity",
     "mismatch": "loadwise.cli.lab_mismatch",
     "orchestrator": "loadwise.cli.lab_orchestrator",

@@ -11,6 +11,7 @@ from loadwise.wire.client import Timeouts, Upstream, UpstreamLimits
 from loadwise.wire.heads import Ticker, header_block
 
 from .config import GatewayConfig
+from .readers.api import ApiMeter
 
 _WATCHED = UpstreamLimits(connections=2, idle_connections=2)
 
@@ -45,7 +46,15 @@ class BackendLink:
         self.served_model = spec.served_model or spec.model
         self.model_header = header_text(spec.model)
         self.name_header = header_text(spec.name)
+        self.meter = ApiMeter(spec.requests_per_minute) if spec.engine == "api" else None
+        """Of a paid API, which shows nothing itself."""
         self.request_headers = b"content-type: application/json\r\naccept: */*\r\n" + self._key(environment)
+
+    def engine_priority(self, priority: int) -> int | None:
+        """A turn's priority as the engine counts it; None where it was not asked for, or the engine takes none."""
+        if self.spec.priority is None or priority == 0:
+            return None
+        return priority if self.spec.priority == "lower_first" else -priority
 
     async def close(self) -> None:
         """Break off what is in flight and close every connection."""

@@ -41,6 +41,8 @@ class GatewayConfig(Fact, frozen=True, kw_only=True):
     """A whole answer that is not streamed; beyond it the engine counts as broken."""
     upstream_connections_max: int = 1024
     """Connections to one backend."""
+    keep_alive_s: float = 15.0
+    """Between two comments to a streaming client that is held."""
     grace_s: float = 10.0
     """How long a stopping gateway lets open turns finish."""
 
@@ -60,7 +62,7 @@ class GatewayConfig(Fact, frozen=True, kw_only=True):
         for value in self.hosts:
             if "/" in value or ":" in value:
                 raise ConfigError(f"gateway.hosts holds {value!r}; it must be a name without scheme and port")
-        for name in ("probe_interval_s", "grace_s"):
+        for name in ("probe_interval_s", "grace_s", "keep_alive_s"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ConfigError(f"gateway.{name} is {value!r}; it must be a finite number > 0")

@@ -33,7 +33,7 @@ from .asking import ASKED_ELSEWHERE, Asking
 from .backend import base_url
 from .config import GatewayConfig
 from .judging import assign, make_carrier, verification_config
-from .probe import read_signals
+from .readers.kinds import make_reader
 from .reading import embedder_of, reading_notices
 from .turns import EMBEDDING_MAX_S
 
@@ -44,18 +44,18 @@ LOW_DISK_BYTES = 256 * 1024 * 1024
 
 Level = Literal["ok", "note", "warning", "broken"]
 
-_EXPECTED_SIGNALS = {
-    "vllm": ("n_running", "n_waiting", "kv_usage_ratio"),
-    "emulator": ("n_running", "n_waiting", "kv_usage_ratio"),
-    "sglang": ("n_running", "n_waiting", "kv_usage_ratio"),
-    "llamacpp": ("n_running", "n_waiting"),
-}
 _METRICS_ADVICE = {
     "sglang": "start it with --enable-metrics",
     "llamacpp": "start it with --metrics",
     "vllm": "vLLM serves them unless started with --disable-log-stats",
 }
-_ENGINE_BY_PREFIX = {"vllm:": "vllm", "sglang:": "sglang", "llamacpp:": "llamacpp", "tgi_": "tgi"}
+_ENGINE_BY_PREFIX = {
+    "vllm:": "vllm",
+    "sglang:": "sglang",
+    "llamacpp:": "llamacpp",
+    "tgi_": "tgi",
+    "trtllm_": "trtllm",
+}
 
 
 class Finding(Fact, frozen=True, kw_only=True):
@@ -79,7 +79,11 @@ class BackendReport(Fact, frozen=True, kw_only=True):
     """Of the list of models."""
     served_models: tuple[str, ...] = ()
     signals: dict[str, float] = {}
-    """Those that the router hears of."""
+    """Those that the router hears of. Means of the last half minute need two looks: they are not among them."""
+    signals_age_s: float | None = None
+    """Of their reading, when the report was made; None where there is none."""
+    missing_signals: tuple[str, ...] = ()
+    """Those that engines of the kind show and this one does not: unknown to the router, never zero."""
     capacity: int
     capacity_unit: CapacityUnit
     is_capacity_declared: bool
@@ -195,10 +199,6 @@ class _Examination:
             if self.spec.engine != "api":
                 await self._ask_health(upstream)
                 await self._ask_metrics(upstream)
-            if self.spec.engine == "llamacpp":
-                await self._ask_llamacpp(upstream)
-            if self.spec.engine == "sglang":
-                await self._ask_sglang(upstream)
             if test_priority and self.spec.engine in ("vllm", "sglang", "emulator"):
                 await self._try_priority(upstream)
         finally:
@@ -266,33 +266,27 @@ class _Examination:
             then = f"; {advice}" if advice else ""
             self._say("warning", f"/metrics answered {answer.status}: its load stays unknown to the router{then}")
             return
+        reader = make_reader(self.spec)
+        assert reader is not None
+        bodies = {"/metrics": answer.body}
+        read_at_s = time.monotonic()
+        for path in reader.paths(0.0)[1:]:
+            page = await self._get(upstream, path)
+            if page is not None and page.status == 200:
+                bodies[path] = page.body
+        signals = reader.read(bodies, 0.0)
+        self._learn(signals=signals, signals_age_s=time.monotonic() - read_at_s)
         text = answer.body.decode("utf-8", "replace")
-        signals = read_signals(text)
-        self._learn(signals=signals)
         seen = next((kind for prefix, kind in _ENGINE_BY_PREFIX.items() if re.search(rf"^{prefix}", text, re.M)), None)
         if seen is not None and seen != engine and not (seen == "vllm" and engine == "emulator"):
             self._say("warning", f"is declared as engine {engine} but its metrics are those of {seen}")
-        missing = [name for name in _EXPECTED_SIGNALS.get(engine, ()) if name not in signals]
+        missing = tuple(name for name in reader.expected if name not in signals)
         if missing:
+            self._learn(missing_signals=missing)
             self._say("warning", f"/metrics lacks the signals {', '.join(missing)}")
-        elif not signals:
-            self._say("note", f"/metrics has no signal that is known of engine {engine}")
-        self._learn(found_capacity=_vllm_kv_tokens(text))
-
-    async def _ask_llamacpp(self, upstream: Upstream) -> None:
-        props = await self._get(upstream, "/props")
-        total_slots = _number(_decoded(props), "total_slots")
-        if total_slots is None:
-            self._say("note", "/props does not tell the number of slots")
-        else:
-            self._learn(found_capacity=total_slots)
-        slots = await self._get(upstream, "/slots")
-        if slots is not None and slots.status != 200:
-            self._say("note", f"/slots answered {slots.status}: which slots are busy stays unknown")
-
-    async def _ask_sglang(self, upstream: Upstream) -> None:
-        info = await self._get(upstream, "/get_server_info")
-        self._learn(found_capacity=_number(_decoded(info), "max_total_num_tokens"))
+        found = signals.get("n_slots" if engine == "llamacpp" else "kv_tokens")
+        if found is not None:
+            self._learn(found_capacity=int(found))
 
     def _judge_capacity(self) -> None:
         report, found = self.report, self.report.found_capacity
@@ -473,22 +467,6 @@ def _served_models(body: bytes) -> tuple[list[str], dict[str, int]]:
     ids = [entry["id"] for entry in found if isinstance(entry.get("id"), str)]
     limits = {entry["id"]: limit for entry in found if (limit := _number(entry, "max_model_len")) and "id" in entry}
     return ids, limits
-
-
-def _vllm_kv_tokens(text: str) -> int | None:
-    """KV tokens of all engines on a page of vLLM's metrics.
-
-    >>> _vllm_kv_tokens('vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="100"} 1.0')
-    1600
-    """
-    total = 0
-    for labels in re.findall(r"^vllm:cache_config_info\{(.*)\}", text, re.M):
-        said = dict(re.findall(r'(\w+)="([^"]*)"', labels))
-        if said.get("kv_cache_size_tokens", "").isdecimal():
-            total += int(said["kv_cache_size_tokens"])
-        elif said.get("block_size", "").isdecimal() and said.get("num_gpu_blocks", "").isdecimal():
-            total += int(said["block_size"]) * int(said["num_gpu_blocks"])
-    return total or None
 
 
 def _decoded(answer: Answer | None) -> Any:

@@ -97,7 +97,7 @@ class ModelRequest:
         if len(body) > LARGE_BYTES:
             _require_few_fields(body)
         self._fields = fields = _split(body)
-        self._encoded_for: tuple[str, bytes] | None = None
+        self._encoded_for: tuple[tuple[str, int | None], bytes] | None = None
         self._messages: list[Any] | None = None
         self.is_unread = False
         """Whether `messages` was asked for a conversation that it could not or would not read."""
@@ -190,15 +190,22 @@ class ModelRequest:
         prompt = read_leniently(raw) if raw is not None and bytes(memoryview(raw)[:1]) == b'"' else None
         return prompt if isinstance(prompt, str) else ""
 
-    def encode(self, served_model: str) -> bytes:
-        """The body for an engine that knows the model as `served_model`."""
-        if self._encoded_for is not None and self._encoded_for[0] == served_model:
+    def encode(self, served_model: str, priority: int | None = None) -> bytes:
+        """The body for an engine that knows the model as `served_model`.
+
+        Args:
+            priority: in the engine's own sense; None where it takes none, or nobody has asked for any.
+        """
+        wanted = (served_model, priority)
+        if self._encoded_for is not None and self._encoded_for[0] == wanted:
             return self._encoded_for[1]
-        fields = self._fields
+        fields = dict(self._fields)
         fields["model"] = msgspec.Raw(_encode(served_model))
         fields.pop("program_id", None)
+        if priority is not None:
+            fields["priority"] = msgspec.Raw(_encode(priority))
         encoded = _encode(fields)
-        self._encoded_for = (served_model, encoded)
+        self._encoded_for = (wanted, encoded)
         return encoded
 
 

@@ -1,7 +1,8 @@
 """Watches backends: engine metrics become signals, and a backend that answers (or stops answering) is said to be so.
 
-A signal that cannot be read is absent, never zero. Readings that did not change are told every `REPEAT_S`, so that a
-signal's age says when it was last known to be true.
+What engines show is read by `readers`, one for each kind; of a paid API what we send and what its headers say is told
+instead. A signal that cannot be read is absent, never zero. Readings that did not change are told every `REPEAT_S`, so
+that a signal's age says when it was last known to be true. No decision ever waits for a probe.
 
 A backend is called down when nobody listens there, or after `MISSES_MAX` looks in a row without a good answer: a busy
 engine may be slow to show its metrics. A cooldown that failed calls have earned it is the router's, and runs out by
@@ -9,68 +10,24 @@ itself: that the backend can be reached says nothing of the calls that it does n
 """
 
 import asyncio
+import contextlib
 import math
-import re
 from collections.abc import Callable
 
 from loadwise.kernel import events as e
 from loadwise.kernel.ids import BackendId
 from loadwise.kernel.pool import BackendHealth
-from loadwise.wire.client import UpstreamError
+from loadwise.wire.client import Answer, UpstreamError
 
 from .backend import BackendLink
 from .host import Host
+from .readers.kinds import make_reader
 
 TIMEOUT_S = 2.0
 MISSES_MAX = 3
 API_INTERVAL_S = 30.0
 """Between two looks at a paid API, whose list of models says only that it is there."""
 REPEAT_S = 2.0
-
-SIGNAL_BY_METRIC: dict[str, str] = {
-    "vllm:num_requests_running": "n_running",
-    "vllm:num_requests_waiting": "n_waiting",
-    "vllm:kv_cache_usage_perc": "kv_usage_ratio",
-    "vllm:gpu_cache_usage_perc": "kv_usage_ratio",
-    "vllm:prefix_cache_queries_total": "prefix_queries_tokens",
-    "vllm:prefix_cache_hits_total": "prefix_hits_tokens",
-    "vllm:gpu_prefix_cache_queries_total": "prefix_queries_tokens",
-    "vllm:gpu_prefix_cache_hits_total": "prefix_hits_tokens",
-    "vllm:num_preemptions_total": "n_preemptions",
-    "vllm:prompt_tokens_total": "prompt_tokens",
-    "vllm:generation_tokens_total": "generation_tokens",
-    "sglang:num_running_reqs": "n_running",
-    "sglang:num_queue_reqs": "n_waiting",
-    "sglang:token_usage": "kv_usage_ratio",
-    "llamacpp:requests_processing": "n_running",
-    "llamacpp:requests_deferred": "n_waiting",
-}
-_LINE = re.compile(rf"^(?:{'|'.join(map(re.escape, SIGNAL_BY_METRIC))})[ {{].*$", re.MULTILINE)
-_LARGEST = frozenset({"kv_usage_ratio"})
-"""Signals of which the largest of several engines counts; of the others the sum."""
-
-
-def read_signals(text: str) -> dict[str, float]:
-    """The signals in a page of Prometheus metrics, by exact metric name.
-
-    >>> read_signals('vllm:num_requests_running{engine="0"} 2.0\\nvllm:kv_cache_usage_perc{engine="0"} 9.75e-06\\n')
-    {'n_running': 2.0, 'kv_usage_ratio': 9.75e-06}
-    """
-    values: dict[str, float] = {}
-    for line in _LINE.findall(text):  # an engine's page may have thousands of others
-        signal = SIGNAL_BY_METRIC[line.partition("{")[0].partition(" ")[0]]
-        try:
-            value = float(line.rpartition("}")[2].split()[0] if "{" in line else line.split()[1])
-        except (ValueError, IndexError):
-            continue
-        if not math.isfinite(value):
-            continue
-        known = values.get(signal)
-        if known is None:
-            values[signal] = value
-        else:
-            values[signal] = max(known, value) if signal in _LARGEST else known + value
-    return values
 
 
 class Probe:
@@ -83,7 +40,9 @@ class Probe:
         self._say = say
         self._link = link
         self.backend_id = BackendId(link.spec.name)
-        self.interval_s = max(interval_s, API_INTERVAL_S) if link.spec.engine == "api" else interval_s
+        self.interval_s = interval_s
+        self._reader = make_reader(link.spec)
+        self._looked_at_s = -math.inf
         self._told: dict[str, float] = {}
         self._told_at_s = -math.inf
         self._n_misses = 0
@@ -108,22 +67,53 @@ class Probe:
             asyncio.get_running_loop().call_exception_handler(context)
 
     async def _poll(self) -> None:
-        path, from_root = ("/models", False) if self._link.spec.engine == "api" else ("/metrics", True)
+        if self._reader is None:
+            await self._poll_api()
+            return
+        began_at_s = self._host.now_s()
+        path, *others = self._reader.paths(began_at_s)
+        bodies: dict[str, bytes] = {}
+        if not await self._look(path, bodies, from_root=True):
+            return
+        for other in others:
+            with contextlib.suppress(UpstreamError):  # what stands there is a help, not a sign of life
+                answer = await self._ask(other)
+                bodies.update({other: answer.body} if answer.status == 200 else {})
+        # Dated back to before the first question: what we sent meanwhile may be missing from it.
+        self._tell_signals(self._reader.read(bodies, began_at_s), began_at_s)
+
+    async def _poll_api(self) -> None:
+        """A paid API is asked for its models now and then; what we know of it ourselves is told every time."""
+        now_s = self._host.now_s()
+        if now_s - self._looked_at_s >= API_INTERVAL_S:
+            self._looked_at_s = now_s
+            if not await self._look("/models", {}, from_root=False):
+                return
+        if self._link.meter is not None and self.is_reachable:
+            now_s = self._host.now_s()
+            self._tell_signals(self._link.meter.read(now_s), now_s)
+
+    async def _ask(self, path: str, *, from_root: bool = True) -> Answer:
+        return await self._link.watched.get(
+            path, timeout_s=TIMEOUT_S, from_root=from_root, headers=self._link.request_headers
+        )
+
+    async def _look(self, path: str, bodies: dict[str, bytes], *, from_root: bool) -> bool:
+        """Whether the backend gives a sign of life; a good page goes into `bodies`."""
         try:
-            answer = await self._link.watched.get(
-                path, timeout_s=TIMEOUT_S, from_root=from_root, headers=self._link.request_headers
-            )
+            answer = await self._ask(path, from_root=from_root)
         except UpstreamError as error:
             self._miss(str(error), is_slow="timeout" in error.kind, is_refused=error.kind == "refused")
-            return
+            return False
         # 501 is how llama.cpp says that its metrics are off: it is alive.
         if answer.status >= 500 and answer.status != 501:
             self._miss(f"{path} answered {answer.status}")
-            return
+            return False
         self._n_misses = 0
         self._tell_up()
-        if answer.status == 200 and from_root:
-            self._tell_signals(read_signals(answer.body.decode("utf-8", "replace")))
+        if answer.status == 200:
+            bodies[path] = answer.body
+        return True
 
     def _miss(self, detail: str, *, is_slow: bool = False, is_refused: bool = False) -> None:
         """No good answer. Where there never was one, nothing speaks for the backend, unless it is only slow."""
@@ -161,9 +151,11 @@ class Probe:
             e.BackendChanged(at_s=self._host.now_s(), backend_id=self.backend_id, health=health, detail=detail[:200])
         )
 
-    def _tell_signals(self, values: dict[str, float]) -> None:
+    def _tell_signals(self, values: dict[str, float], observed_at_s: float) -> None:
         now_s = self._host.now_s()
         if not values or (values == self._told and now_s - self._told_at_s < REPEAT_S):
             return
         self._told, self._told_at_s = values, now_s
-        self._host.post(e.SignalsObserved(at_s=now_s, backend_id=self.backend_id, values=values, observed_at_s=now_s))
+        self._host.post(
+            e.SignalsObserved(at_s=now_s, backend_id=self.backend_id, values=values, observed_at_s=observed_at_s)
+        )

@@ -5,6 +5,7 @@ dispatch (again), cancel, or end with an error. A whole answer reaches the clien
 an engine that breaks in the middle of one can still be replaced; a stream reaches the client event by event.
 """
 
+import asyncio
 import math
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from .events import EventStream
 from .identity import Conversation
 from .intake import answer_text
 from .openai import BYTES_PER_TOKEN, UNREADABLE, ModelRequest
+from .readers.api import ApiMeter
 from .replies import StreamedReplies, first_text, whole_replies
 from .usage import read_usage
 
@@ -63,11 +65,14 @@ class Relay:
         "_head",
         "_is_busy",
         "_is_over",
+        "_keep_alive",
+        "_meter",
         "_n_answer_bytes",
         "_number",
         "_path",
         "_replies",
         "_request",
+        "_sent_at_s",
         "_turns",
         "conversation",
         "program_id",
@@ -102,6 +107,11 @@ class Relay:
         self._is_over = False
         """The client has its answer; what the engine still says is nobody's."""
         self._first_byte_at_s: float | None = None
+        self._meter: ApiMeter | None = None
+        """Where the attempt in flight is one at a paid API."""
+        self._sent_at_s = 0.0
+        self._keep_alive: asyncio.TimerHandle | None = None
+        """Due while a streaming client waits for a place."""
         self._clear()
         exchange.on_disconnect = self._on_client_left
         exchange.on_pause = self._on_client_slow
@@ -121,11 +131,35 @@ class Relay:
         """Whether the client still waits for an answer."""
         return self._exchange.is_open
 
+    def await_place(self) -> None:
+        """A streaming client that is held hears of it now and then, so that nothing between us gives up on it."""
+        is_waiting = self._attempt is None and self.is_awaited and not self._is_over
+        if self._request.is_stream and is_waiting and self._keep_alive is None:
+            loop, seconds = asyncio.get_running_loop(), self._turns.keep_alive_s
+            self._keep_alive = loop.call_later(seconds, self._comment)
+
+    def _comment(self) -> None:
+        """Say that we are there: a comment, which every reader of event streams passes over."""
+        exchange = self._exchange
+        if self._attempt is None and exchange.is_open and not self._is_over:
+            if not exchange.is_started:
+                exchange.start(200, EVENT_STREAM + self._own_head())
+            exchange.write(b": waiting for a place\n\n")
+        self._stop_commenting()
+        if exchange.is_open:
+            self.await_place()
+
+    def _stop_commenting(self) -> None:
+        handle, self._keep_alive = self._keep_alive, None
+        if handle is not None:
+            handle.cancel()
+
     # --- what the router says -------------------------------------------------------------------------------------
 
     def dispatch(self, command: c.Dispatch) -> None:
         """Send the request to the backend that was chosen."""
         self._clear()
+        self._stop_commenting()
         self._number = command.attempt
         link = self._turns.link(command.backend_id)
         self._head = b"x-loadwise-program: %b\r\nx-loadwise-model: %b\r\nx-loadwise-backend: %b\r\n" % (
@@ -133,7 +167,11 @@ class Relay:
             link.model_header,
             link.name_header,
         ) + b"x-loadwise-decision: %d\r\nx-loadwise-wait-ms: %d\r\n" % (command.decision_id, command.wait_s * 1000.0)
-        body = self._request.encode(link.served_model)
+        body = self._request.encode(link.served_model, link.engine_priority(command.priority))
+        self._stop_meter()
+        if link.meter is not None:
+            self._meter, self._sent_at_s = link.meter, self._turns.host.now_s()
+            link.meter.sent(self._sent_at_s)
         self._attempt = link.upstream.send(b"POST", self._path, link.request_headers, body, self)
         if command.attempt == 1:
             self._turns.note_overhead(self._turns.host.now_s() - self.received_at_s - command.wait_s)
@@ -141,12 +179,22 @@ class Relay:
     def cancel(self) -> None:
         """Close the engine's connection, so that it stops."""
         attempt, self._attempt = self._attempt, None
+        self._stop_meter()
         if attempt is not None:
             attempt.cancel()
+
+    def _stop_meter(self, *, is_answered: bool = False) -> None:
+        """The attempt counts as in flight no longer."""
+        meter, self._meter = self._meter, None
+        if meter is not None and is_answered:
+            meter.answered(self._sent_at_s, self._turns.host.now_s(), self._answer_headers)
+        elif meter is not None:
+            meter.ended()
 
     def end(self, command: c.EndTurn) -> None:
         """Tell the client that there is no answer, unless it has heard already."""
         self.cancel()
+        self._stop_commenting()
         exchange = self._exchange
         self._turns.settle(self, None)
         if not exchange.is_open:
@@ -189,6 +237,8 @@ class Relay:
         """The engine's status and headers."""
         self._answer_status = status
         self._answer_headers = headers
+        if self._meter is not None:
+            self._meter.heard(self._turns.host.now_s(), headers)
         if status < 400 and headers.get(b"content-type", b"").startswith(b"text/event-stream"):
             self._events = EventStream(drops_usage=self._request.adds_usage)
             if self.conversation is not None or self._turns.is_kept(self.program_id):
@@ -222,8 +272,9 @@ class Relay:
 
     def _pass_on(self, data: bytes) -> None:
         exchange = self._exchange
-        if not exchange.is_started:
+        if self._first_byte_at_s is None:
             self._first_byte_at_s = self._turns.host.now_s()
+        if not exchange.is_started:
             exchange.start(self._answer_status, EVENT_STREAM + self._head + self._passed_headers())
         exchange.write(data)
 
@@ -270,6 +321,10 @@ class Relay:
             self._fail(AttemptOutcome.BROKEN, f"the answer is not JSON: {error}")
             return
         headers = self._answer_headers
+        if self._exchange.is_started:  # a stream was asked for, and begun while the client was held
+            self._break_stream("the engine answered without a stream", "upstream_broken")
+            self._fail(AttemptOutcome.BROKEN, "the answer is no stream")
+            return
         kind = headers.get(b"content-type", b"application/json")
         self._first_byte_at_s = self._turns.host.now_s()
         head = b"content-type: %b\r\n%b%b" % (kind, self._head, self._passed_headers())
@@ -320,6 +375,7 @@ class Relay:
 
     def _complete(self, usage: Usage, replies: list[object]) -> None:
         turns = self._turns
+        self._stop_meter(is_answered=True)
         if turns.judging is not None:
             turns.judging.forget_unrun(self.program_id)
         turns.settle(self, replies)
@@ -340,6 +396,7 @@ class Relay:
         self, outcome: AttemptOutcome, detail: str, *, status: int | None = None, retry_after_s: float | None = None
     ) -> None:
         turns = self._turns
+        self._stop_meter()
         usage = Usage()
         if self._events is not None:
             usage = self._events.usage or self._estimate(self._events.n_bytes // EVENT_BYTES)
@@ -362,6 +419,7 @@ class Relay:
     # --- what the client does -------------------------------------------------------------------------------------
 
     def _on_client_left(self) -> None:
+        self._stop_commenting()
         turns = self._turns
         turns.settle(self, None)
         if self.turn_id:

@@ -125,6 +125,7 @@ async def start(
             tenants,
             embedder=embedder,
             answer_max_bytes=gateway.answer_max_bytes,
+            keep_alive_s=gateway.keep_alive_s,
             task_type=gateway.task_selector.task_type,
         )
         probes = await _start_probes(host, links, gateway, closers, say)

@@ -53,6 +53,7 @@ class Turns:
         *,
         embedder: Embedder | None,
         answer_max_bytes: int,
+        keep_alive_s: float = 15.0,
         task_type: str | None = None,
     ) -> None:
         self.judging: Judging | None = None
@@ -64,6 +65,7 @@ class Turns:
         self.tenants = tenants
         self.prefixes = PrefixIndex(self._is_open)
         self.answer_max_bytes = answer_max_bytes
+        self.keep_alive_s = keep_alive_s
         self.note_overhead = meter.overhead_s.observe
         self._embedder = embedder
         self._task_type = task_type
@@ -154,6 +156,7 @@ class Turns:
             self.host.post(self._as_read(arrival, reading))
         else:
             self.host.post(arrival)
+        relay.await_place()
 
     def ask_inside(self, exchange: Exchange, program_id: ProgramId, body: bytes, *, tenant: str) -> None:
         """Open a turn of our own: a program without task type, so that nobody judges it.
@@ -266,6 +269,7 @@ class Turns:
             self.host.post(
                 msgspec.structs.replace(self._as_read(arrival, reading), turn_id=turn_id, at_s=self.host.now_s())
             )
+            relay.await_place()
 
     def _as_read(self, arrival: e.TurnArrived, reading: Reading) -> e.TurnArrived:
         """With components, and with the task type that was told where the client named none."""

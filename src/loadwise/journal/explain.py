@@ -43,6 +43,10 @@ class CandidateExplained(Fact, frozen=True, kw_only=True):
     n_running: int = 0
     n_held: int = 0
     headroom_ratio: float | None = None
+    expected_success: float | None = None
+    wait_s: float | None = None
+    wait_low_s: float | None = None
+    wait_high_s: float | None = None
     signals: tuple[SignalAge, ...] = ()
 
 
@@ -58,6 +62,8 @@ class DecisionExplained(Fact, frozen=True, kw_only=True):
     context: tuple[float, ...]
     chosen: str
     reason: str
+    routed: str | None = None
+    """The selector's choice, where the program was diverted from it."""
     candidates: tuple[CandidateExplained, ...]
 
 
@@ -196,6 +202,7 @@ def _explain(entry: Entry, decision: RecordDecision) -> DecisionExplained:
         context=decision.context,
         chosen=decision.chosen,
         reason=decision.reason,
+        routed=decision.routed,
         candidates=tuple(
             CandidateExplained(
                 candidate=c.candidate,
@@ -207,6 +214,10 @@ def _explain(entry: Entry, decision: RecordDecision) -> DecisionExplained:
                 n_running=c.n_running,
                 n_held=c.n_held,
                 headroom_ratio=c.headroom_ratio,
+                expected_success=c.expected_success,
+                wait_s=c.wait_s,
+                wait_low_s=c.wait_low_s,
+                wait_high_s=c.wait_high_s,
                 signals=tuple(
                     SignalAge(name=name, value=signal.value, age_s=at_s - signal.observed_at_s)
                     for name, signal in sorted(c.signals.items())
@@ -250,20 +261,24 @@ def _ending(explanation: Explanation) -> str:
 def _decision_lines(decision: DecisionExplained) -> Iterator[str]:
     yield (
         f"decision {decision.decision_id} at {decision.at_s:.3f} s: {decision.chosen} "
-        f"by {decision.policy} ({decision.reason}; learner {decision.learner_version}, "
+        f"by {decision.policy} ({decision.reason}{_from(decision)}; learner {decision.learner_version}, "
         f"context {decision.context_version})"
     )
     for candidate in decision.candidates:
         mark = "*" if candidate.is_chosen else " "
         numbers = (
             f"{name} {_number(getattr(candidate, name))}"
-            for name in ("score", "mean", "width", "propensity", "headroom_ratio")
+            for name in ("score", "mean", "width", "propensity", "headroom_ratio", "expected_success", "wait_s")
             if getattr(candidate, name) is not None
         )
         load = f"{candidate.n_running} running, {candidate.n_held} held"
         yield f"  {mark} {candidate.candidate}: {', '.join((*numbers, load))}"
         for signal in candidate.signals:
             yield f"      {signal.name} = {_number(signal.value)}, {signal.age_s:.3f} s old"
+
+
+def _from(decision: DecisionExplained) -> str:
+    return "" if decision.routed is None else f" from {decision.routed}"
 
 
 def _verdict_line(verdict: Verdict) -> str:

@@ -143,6 +143,7 @@ def _floats(record: Record) -> Iterator[float | None]:
 
 def _candidate_floats(view: CandidateView) -> Iterator[float | None]:
     yield from (view.score, view.mean, view.width, view.propensity, view.headroom_ratio)
+    yield from (view.expected_success, view.wait_s, view.wait_low_s, view.wait_high_s)
     for name in sorted(view.signals):
         signal = view.signals[name]
         yield from (signal.value, signal.observed_at_s)

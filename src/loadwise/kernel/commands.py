@@ -87,6 +87,13 @@ class CandidateView(Fact, frozen=True, kw_only=True):
     n_held: int = 0
     headroom_ratio: float | None = None
     signals: dict[str, Signal] = {}
+    expected_success: float | None = None
+    """What the divert rule took for the candidate's success."""
+    wait_s: float | None = None
+    """Forecast of its wait; None where none was made."""
+    wait_low_s: float | None = None
+    wait_high_s: float | None = None
+    """Ends of the forecast's 80 % interval."""
 
 
 class RecordDecision(_Command, frozen=True, kw_only=True):
@@ -103,9 +110,12 @@ class RecordDecision(_Command, frozen=True, kw_only=True):
     reason: str = "policy"
     """`policy`, `pinned`, `fallback` (another model ran after failures), `escalation` (another model after an attempt
     that failed), `selector`, `selector_fallback` (the policy chose where the selector did not), `policy_fallback` (a
-    user's policy failed; the cheapest candidate was taken)."""
+    user's policy failed; the cheapest candidate was taken), `divert` (it starts sooner elsewhere), `rebind` (its
+    model's backends are gone)."""
     slot: int = 0
     """Which learner decided, under the arm `per_slot`."""
+    routed: ModelId | None = None
+    """What the selector had chosen, where the program was diverted from that."""
 
 
 class RecordPropensities(_Command, frozen=True, kw_only=True):

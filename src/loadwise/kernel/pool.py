@@ -7,7 +7,7 @@ from typing import Literal
 from .errors import ConfigError
 from .fact import Fact
 
-EngineKind = Literal["vllm", "sglang", "llamacpp", "tgi", "api", "emulator"]
+EngineKind = Literal["vllm", "sglang", "llamacpp", "tgi", "trtllm", "api", "emulator"]
 
 
 PRICE_MAX_USD = 1e9
@@ -38,8 +38,17 @@ class ModelSpec(Fact, frozen=True, kw_only=True):
     usd_per_million: Price = Price()
     context_tokens: int | None = None
     """The longest context the model accepts; None where unknown."""
+    expected_tokens: int | None = None
+    """Prior of a program's peak context on this model (ORACLE's c0); the router's `expected_tokens` where absent."""
+    expected_run_s: float | None = None
+    """Prior of a program's run time on this model (ORACLE's D0); the router's `expected_run_s` where absent."""
 
     def __post_init__(self) -> None:
+        if self.expected_tokens is not None and not 1 <= self.expected_tokens <= CAPACITY_MAX:
+            raise ConfigError(f"expected_tokens is {self.expected_tokens!r}; it must be >= 1 and <= {CAPACITY_MAX:g}")
+        run_s = self.expected_run_s
+        if run_s is not None and not (math.isfinite(run_s) and run_s > 0):
+            raise ConfigError(f"expected_run_s is {run_s!r}; it must be a finite number > 0")
         if self.context_tokens is not None and not 1 <= self.context_tokens <= CAPACITY_MAX:
             raise ConfigError(f"context_tokens is {self.context_tokens!r}; it must be >= 1 and <= {CAPACITY_MAX:g}")
 
@@ -70,6 +79,13 @@ class BackendSpec(Fact, frozen=True, kw_only=True):
     kv_tokens: int | None = None
     slots: int | None = None
     requests_per_minute: int | None = None
+    kv_pool: str | None = None
+    """Name of the KV cache that it shares with other backends (models on one GPU); `kv_tokens` is then all of that
+    cache, in this model's tokens."""
+    priority: Literal["lower_first", "higher_first"] | None = None
+    """Which turns the engine serves first by the field `priority`; None sends it none. vLLM (with `--scheduling-policy
+    priority`) serves the lower first, SGLang (with `--enable-priority-scheduling`) the higher: opt in, nothing is
+    guessed."""
     connect_timeout_s: float = 5.0
     first_byte_timeout_s: float = 120.0
     idle_timeout_s: float = 60.0
@@ -84,10 +100,19 @@ class BackendSpec(Fact, frozen=True, kw_only=True):
             if not 1 <= getattr(self, name) <= CAPACITY_MAX:
                 limits = f"it must be >= 1 and <= {CAPACITY_MAX:g}"
                 raise ConfigError(f"backend {self.name!r}: {name} is {getattr(self, name)!r}; {limits}")
+        if self.kv_pool is not None and (not self.kv_pool or self.kv_tokens is None):
+            raise ConfigError(f"backend {self.name!r}: kv_pool {self.kv_pool!r} needs a name and kv_tokens")
+        if self.priority is not None and self.engine in ("llamacpp", "tgi", "trtllm"):
+            raise ConfigError(f"backend {self.name!r}: priority is {self.priority!r}; engine {self.engine} takes none")
         for name in ("connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ConfigError(f"backend {self.name!r}: {name} is {value!r}; it must be a finite number > 0")
+
+    @property
+    def declares_capacity(self) -> bool:
+        """Whether the pool file says how much it takes."""
+        return not (self.kv_tokens is None and self.slots is None and self.requests_per_minute is None)
 
     @property
     def capacity(self) -> tuple[CapacityUnit, int]:

@@ -52,7 +52,7 @@ def replay_order(
     stream, x = world.stream, world.contexts.x
     families, domains = stream.families, world.contexts.domains
     policies = [make() for _ in range(n_learners)]
-    reads_load = not {"n_running", "n_held", "headroom_ratio"}.isdisjoint(policies[0].reads)
+    reads_load = not {"n_running", "n_held", "n_others", "headroom_ratio"}.isdisjoint(policies[0].reads)
     price = RewardSpec(cost_weight=cost_weight, scale_usd=stream.scale_usd, clip="none")
     candidates = _candidates(world, [0] * len(stream.models))
     running = [0] * len(stream.models)

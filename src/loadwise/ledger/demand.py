@@ -1,15 +1,25 @@
-"""How many tokens a program will need at its peak: a mean that starts from a prior worth five observations.
+"""How many tokens a program will need at its peak, and how long it will run: means that start from priors worth five.
 
-Reference: ORACLE, appendix B.2: c_hat = (5 c0 + sum of peaks of finished programs) / (5 + n).
+Besides the means the last values are kept, because a forecast needs to know how they spread.
+
+Reference: ORACLE, appendix B.2: c_hat = (5 c0 + sum of peaks of finished programs) / (5 + n), D likewise.
 """
+
+from typing import TypeVar
 
 import msgspec
 
+_T = TypeVar("_T", int, float)
+
 PSEUDO_OBSERVATIONS = 5
+RECENT_MAX = 256
+PRIOR_SPREAD = (0.4, 0.7, 1.0, 1.3, 1.6)
+"""Where the five pseudo-observations lie, in units of their mean: nobody expects all programs to be alike."""
+COMMON_MAX = 16
 
 
 class Demand(msgspec.Struct, kw_only=True):
-    """Peak tokens of one model's programs.
+    """Peak tokens and run times of one model's programs.
 
     >>> demand = Demand(prior_tokens=1000)
     >>> demand.learn(4000)
@@ -20,6 +30,15 @@ class Demand(msgspec.Struct, kw_only=True):
     prior_tokens: int
     n_finished: int = 0
     sum_peak_tokens: int = 0
+    prior_run_s: float = 300.0
+    n_runs: int = 0
+    sum_run_s: float = 0.0
+    recent_peaks: list[int] = []
+    recent_runs_s: list[float] = []
+    n_overdue: int = 0
+    """Programs that ran out of their time budget while they ran."""
+    first_cached: list[int] = []
+    """Tokens of first prompts that were found in the cache of late: what all programs have in common is in all."""
 
     @property
     def expected_tokens(self) -> int:
@@ -27,7 +46,59 @@ class Demand(msgspec.Struct, kw_only=True):
         total = PSEUDO_OBSERVATIONS * self.prior_tokens + self.sum_peak_tokens
         return round(total / (PSEUDO_OBSERVATIONS + self.n_finished))
 
+    @property
+    def expected_run_s(self) -> float:
+        """The estimate D of a program's run time, from its admission to its end, in seconds."""
+        total_s = PSEUDO_OBSERVATIONS * self.prior_run_s + self.sum_run_s
+        return total_s / (PSEUDO_OBSERVATIONS + self.n_runs)
+
+    @property
+    def peaks(self) -> list[float]:
+        """What peaks are expected from: those seen of late, and the prior's."""
+        return [*(spread * self.prior_tokens for spread in PRIOR_SPREAD), *self.recent_peaks]
+
+    @property
+    def runs_s(self) -> list[float]:
+        """What run times are expected from: those seen of late, and the prior's."""
+        return [*(spread * self.prior_run_s for spread in PRIOR_SPREAD), *self.recent_runs_s]
+
+    @property
+    def finished_ratio(self) -> float:
+        """Share of programs that end within their budget once they have started, five of them assumed.
+
+        >>> Demand(prior_tokens=1, n_runs=3, n_overdue=2).finished_ratio
+        0.8
+        """
+        n_finished = PSEUDO_OBSERVATIONS + self.n_runs
+        return n_finished / (n_finished + self.n_overdue)
+
+    @property
+    def common_tokens(self) -> int:
+        """Leading tokens that programs share, as far as caches have shown; 0 until enough have been seen."""
+        return min(self.first_cached) if len(self.first_cached) >= COMMON_MAX // 2 else 0
+
     def learn(self, peak_tokens: int) -> None:
         """Count a finished program's largest context."""
         self.n_finished += 1
         self.sum_peak_tokens += peak_tokens
+        _remember(self.recent_peaks, peak_tokens, RECENT_MAX)
+
+    def learn_run(self, run_s: float) -> None:
+        """Count a finished program's run time."""
+        self.n_runs += 1
+        self.sum_run_s += run_s
+        _remember(self.recent_runs_s, run_s, RECENT_MAX)
+
+    def learn_overdue(self) -> None:
+        """A program ran out of time."""
+        self.n_overdue += 1
+
+    def learn_first(self, cached_tokens: int) -> None:
+        """A program's first call was answered: so much of its prompt was there already."""
+        _remember(self.first_cached, cached_tokens, COMMON_MAX)
+
+
+def _remember(values: list[_T], value: _T, limit: int) -> None:
+    values.append(value)
+    if len(values) > limit:
+        del values[0]

@@ -6,7 +6,12 @@ reservation is held under a key (a program's id, or `turn:<id>` where a single t
 admission stops. An empty account admits its head whatever its size, or a program larger than the limit would wait for
 ever. Requests per minute stay spent for 60 s after they were granted, released or not.
 
-References: ORACLE, appendix B.2 (reservation bound of 85 %, release when the program's last call returns).
+Backends that share one KV cache (several models on one GPU) form a *pool*: each counts in its own tokens, of which the
+whole cache holds `capacity`, and what all of them have promised together, as shares of the cache, is held against the
+limit. A prompt that all programs of a backend begin with is counted once, for as long as anything is held there.
+
+References: ORACLE, appendix B.2 (reservation bound of 85 %, release when the program's last call returns), E.2 (two
+models that share one KV cache).
 """
 
 from bisect import bisect_right
@@ -17,6 +22,13 @@ from loadwise.kernel.errors import LawBroken
 from loadwise.kernel.pool import CapacityUnit
 
 RATE_WINDOW_S = 60.0
+SHARE = 1 << 40
+"""Units of a shared cache: backends count in tokens of different sizes, and sums must be exact."""
+
+
+def _share(tokens: int, capacity: int) -> int:
+    """Tokens as a share of the cache that holds `capacity` of them, rounded up."""
+    return -(-tokens * SHARE // capacity)
 
 
 class Account(msgspec.Struct, kw_only=True):
@@ -28,6 +40,15 @@ class Account(msgspec.Struct, kw_only=True):
     reserved: int = 0
     granted_at_s: list[float] = []
     """Instants of grants within the rate window; used by requests per minute only."""
+    pool: str | None = None
+    """Name of the KV cache that it shares with other backends."""
+    common: int = 0
+    """Tokens of the prompt that all programs here begin with: counted once, and left out of every amount."""
+
+    @property
+    def used(self) -> int:
+        """What is promised here, the common prompt included."""
+        return self.reserved + (self.common if self.amount_by_key else 0)
 
 
 class Ledger:
@@ -46,26 +67,39 @@ class Ledger:
         self.admission_ratio = admission_ratio
         self.account_by_backend: dict[str, Account] = {}
 
-    def add(self, backend_id: str, unit: CapacityUnit, capacity: int) -> None:
+    def add(self, backend_id: str, unit: CapacityUnit, capacity: int, pool: str | None = None) -> None:
         """Open an account; an open one keeps its reservations and takes the new capacity.
+
+        Args:
+            pool: the KV cache that it shares with other backends; `capacity` is all of it, in this backend's tokens.
 
         Raises:
             LawBroken: L4, an open account in another unit still holds reservations.
         """
         account = self.account_by_backend.get(backend_id)
         if account is None or (account.unit is not unit and not account.amount_by_key):
-            self.account_by_backend[backend_id] = Account(unit=unit, capacity=capacity)
+            self.account_by_backend[backend_id] = Account(unit=unit, capacity=capacity, pool=pool)
         elif account.unit is not unit:
             raise LawBroken("L4", f"backend {backend_id!r} holds {account.unit} and is to be counted in {unit}")
         else:
-            account.capacity = capacity
+            account.capacity, account.pool = capacity, pool
+
+    def members(self, backend_id: str) -> list[str]:
+        """Backends whose promises fill the same KV cache, itself among them."""
+        pool = self.account_by_backend[backend_id].pool
+        if pool is None:
+            return [backend_id]
+        return [b for b, account in self.account_by_backend.items() if account.pool == pool]
 
     def remove(self, backend_id: str) -> None:
         """Close an account together with what it still holds."""
         self.account_by_backend.pop(backend_id, None)
 
-    def reserve(self, key: str, backend_id: str, amount: int, *, at_s: float) -> bool:
+    def reserve(self, key: str, backend_id: str, amount: int, *, at_s: float, is_bound: bool = True) -> bool:
         """Promise `amount` under `key`, or change nothing and say False.
+
+        Args:
+            is_bound: hold it against the limit; without, KV tokens are only counted (another gate has let it in).
 
         Raises:
             LawBroken: L5, the key already holds one there; L4, the amount is negative.
@@ -75,7 +109,8 @@ class Ledger:
             raise LawBroken("L5", f"{key!r} already holds a reservation on backend {backend_id!r}")
         if amount < 0:
             raise LawBroken("L4", f"{key!r} asks for {amount} on backend {backend_id!r}")
-        if not self.fits(backend_id, amount, at_s=at_s):
+        is_counted = account.unit is CapacityUnit.KV_TOKENS and not is_bound
+        if not is_counted and not self.fits(backend_id, amount, at_s=at_s):
             return False
         account.amount_by_key[key] = amount
         account.reserved += amount
@@ -89,7 +124,36 @@ class Ledger:
         account = self.account_by_backend[backend_id]
         if account.unit is CapacityUnit.REQUESTS_PER_MINUTE:
             return self._n_granted(account, at_s) + amount <= account.capacity
-        return not account.amount_by_key or account.reserved + amount <= self.limit(backend_id)
+        if account.pool is not None:
+            return self._fits_pool(backend_id, amount)
+        common = account.common if account.unit is CapacityUnit.KV_TOKENS else 0
+        return not account.amount_by_key or account.reserved + common + amount <= self.limit(backend_id)
+
+    def _fits_pool(self, backend_id: str, amount: int) -> bool:
+        """Whether the shared cache has room: an empty one always, else by the shares of all who use it."""
+        if not any(self.account_by_backend[b].amount_by_key for b in self.members(backend_id)):
+            return True
+        account = self.account_by_backend[backend_id]
+        common = 0 if account.amount_by_key else account.common
+        share = self.used_share(backend_id) + _share(amount + common, account.capacity)
+        return share <= int(SHARE * self.admission_ratio)
+
+    def used_share(self, backend_id: str) -> int:
+        """Promised share of the KV cache, by all backends that use it, in units of 1 / `SHARE`, rounded up each."""
+        return sum(_share(a.used, a.capacity) for a in map(self.account_by_backend.get, self.members(backend_id)) if a)
+
+    def set_common(self, backend_id: str, tokens: int) -> None:
+        """Say how long the prompt is that all programs of a backend begin with.
+
+        Where it turns out to be shorter, everybody who was granted less for it holds the difference from now on.
+        """
+        account = self.account_by_backend[backend_id]
+        if account.unit is not CapacityUnit.KV_TOKENS or tokens == account.common:
+            return
+        if tokens < account.common:
+            for key in account.amount_by_key:
+                self.extend(key, backend_id, account.amount_by_key[key] + account.common - tokens)
+        account.common = tokens
 
     def limit(self, backend_id: str) -> int:
         """The amount at which admission stops; a share of KV tokens, all of slots and requests."""
@@ -126,7 +190,9 @@ class Ledger:
         account = self.account_by_backend[backend_id]
         if account.unit is CapacityUnit.REQUESTS_PER_MINUTE:
             return account.capacity - self._n_granted(account, at_s)
-        return account.capacity - account.reserved
+        if account.pool is not None:  # what others have promised of the cache is not there for this one either
+            return account.capacity - -(-self.used_share(backend_id) * account.capacity // SHARE)
+        return account.capacity - account.used
 
     def headroom_ratio(self, backend_id: str, *, at_s: float) -> float:
         """Share of the admission limit that is still free; <= 0 when admission has stopped."""
@@ -148,7 +214,7 @@ class Ledger:
             total = sum(account.amount_by_key.values())
             if total != account.reserved:
                 raise LawBroken("L4", f"backend {backend_id!r}: reserved {account.reserved} but holds {total}")
-            if any(amount < 0 for amount in account.amount_by_key.values()):
+            if account.common < 0 or any(amount < 0 for amount in account.amount_by_key.values()):
                 raise LawBroken("L4", f"backend {backend_id!r} holds a negative reservation")
 
     @staticmethod

@@ -8,18 +8,18 @@ from .base import Candidate, Choice, Context
 from .picking import by_name, certain
 from .stateless import Stateless
 
-_READS = ("n_running", "n_held", "headroom_ratio", "price_usd")
+_READS = ("n_running", "n_held", "n_others", "headroom_ratio", "price_usd")
 
 
-def load_key(candidate: Candidate) -> tuple[int, float, float, str]:
-    """Sorts the less loaded first: turns of ours on it, then headroom, then price, then name.
+def load_key(candidate: Candidate) -> tuple[float, float, float, str]:
+    """Sorts the less loaded first: turns on it, ours and others', then headroom, then price, then name.
 
     >>> idle, busy = Candidate(name="idle", price_usd=9.0), Candidate(name="busy", n_running=1, n_held=2)
     >>> min([busy, idle], key=load_key).name
     'idle'
     """
     return (
-        candidate.n_running + candidate.n_held,
+        candidate.n_running + candidate.n_held + candidate.n_others,
         -candidate.headroom_ratio,
         candidate.price_usd,
         candidate.name,
@@ -27,12 +27,12 @@ def load_key(candidate: Candidate) -> tuple[int, float, float, str]:
 
 
 class LeastLoaded(Stateless):
-    """The candidate with the fewest of our turns: a = argmin_k (n_running_k + n_held_k).
+    """The candidate with the fewest turns: a = argmin_k (n_running_k + n_held_k + n_others_k).
 
     Equal loads go to more headroom, then to the cheaper candidate, then to the first name.
 
     Reads:
-        n_running, n_held, headroom_ratio, price_usd.
+        n_running, n_held, n_others, headroom_ratio, price_usd.
 
     Assumes:
         Loads are current. Choosers that share a stale view herd onto one candidate; `PowerOfTwo` does not.
@@ -60,7 +60,7 @@ class PowerOfTwo(Stateless):
     higher rank: P(a = rank i) = (K - 1 - i) / (K(K-1)/2). The most loaded is never chosen (K >= 2).
 
     Reads:
-        n_running, n_held, headroom_ratio, price_usd.
+        n_running, n_held, n_others, headroom_ratio, price_usd.
 
     Assumes:
         Loads may be stale: chance keeps choosers with the same view apart.

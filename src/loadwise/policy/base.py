@@ -34,6 +34,14 @@ class Candidate(Fact, frozen=True, kw_only=True):
     """Turns of ours waiting for it."""
     headroom_ratio: float = 1.0
     """Unreserved share of its admission limit; <= 0 when full."""
+    n_others: float = 0.0
+    """Calls of other clients on it, as far as its metrics tell."""
+    kv_usage_ratio: float | None = None
+    """Used share of its KV cache, by the latest reading and what we have sent since; None where unknown."""
+    e2e_s: float | None = None
+    """Mean seconds of its calls of late; None where unknown."""
+    wait_s: float | None = None
+    """Forecast seconds until a new program would start there; None where it is not forecast."""
 
 
 class Context(Fact, frozen=True, kw_only=True):

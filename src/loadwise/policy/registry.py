@@ -24,6 +24,7 @@ from .context import ContextSpec
 from .drift import Drift, DriftOptions
 from .fixed import Fixed, FixedOptions, Mixing, MixingOptions, Random, RoundRobin
 from .greedy import EpsilonGreedy, EpsilonGreedyOptions
+from .known import Known, KnownOptions
 from .labelled import ACRouter, ACRouterOptions, Table, TableOptions
 from .linear import LinTS, LinTSOptions, LinUCB, LinUCBOptions
 from .nearest import Nearest, NearestOptions
@@ -64,6 +65,7 @@ _ENTRIES: dict[str, Entry] = {
     "fixed": Entry(Fixed, FixedOptions),
     "knn": Entry(Nearest, NearestOptions),
     "least_loaded": Entry(LeastLoaded, NoOptions),
+    "known": Entry(Known, KnownOptions),
     "lints": Entry(LinTS, LinTSOptions),
     "linucb": Entry(LinUCB, LinUCBOptions),
     "mixing": Entry(Mixing, MixingOptions),

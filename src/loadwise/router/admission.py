@@ -2,7 +2,11 @@
 
 A program reserves on one backend for as long as it lives (KV tokens, slots). Turns on backends counted in requests per
 minute, and *side turns* (pinned to another model than their program's), are covered one by one instead. Turns that do
-not fit are held per model in the order of arrival; a model's head may take any of its backends.
+not fit are held per model in its order; a model's head may take any of its backends. Which programs may start is the
+gate's word (`gates`).
+
+A call of a program that has its place may still have to wait, where a ceiling on calls is configured: it then stands in
+its model's order like all others, and whenever a call returns it need not be at the head to go on.
 """
 
 from collections.abc import Mapping
@@ -11,17 +15,19 @@ import numpy as np
 
 from loadwise.kernel.errors import LawBroken
 from loadwise.kernel.ids import BackendId, ModelId, ProgramId, TurnId
-from loadwise.kernel.pool import BackendSpec, CapacityUnit
+from loadwise.kernel.pool import CAPACITY_MAX, BackendSpec, CapacityUnit
 from loadwise.kernel.streams import Streams
 from loadwise.ledger.demand import Demand
 from loadwise.ledger.ledger import Ledger
+from loadwise.ledger.overhead import Overhead
 from loadwise.policy.base import Candidate, Context, Policy
 from loadwise.policy.guarded import Report, guarded
 from loadwise.policy.registry import Resolve, make_policy
 
 from .backends import Backends
 from .config import RouterConfig
-from .order import FifoOrder
+from .gates import Books, make_gate
+from .order import Order, make_order, standing
 from .program import TURN_KEY_PREFIX, Program, Turn
 
 _NO_CONTEXT = np.zeros(0)
@@ -46,29 +52,63 @@ class Admission:
         self._streams = streams
         self.replica_policy: Policy = guarded(make_policy(config.replica_policy, resolve=resolve), report)
         self.ledger = Ledger(config.admission_ratio)
-        self.demand_by_model: dict[ModelId, Demand] = {}
-        self.order_by_model: dict[ModelId, FifoOrder] = {}
+        self.books = Books(self.ledger)
+        self.gate = make_gate(config.admission, self.books)
+        self.order_by_model: dict[ModelId, Order] = {}
+        self.books.order_by_model = self.order_by_model
         self.n_held = 0
+        self.is_stirred = False
+        """Something has changed since nobody could be moved to another model."""
+        self._has_own_gate = config.admission.kind == "footprint"
+        """Its word depends on contexts, not on amounts: it may change with every answer."""
         for model_id in backends.model_by_id:
             self.add_model(model_id)
         for state in backends.by_id.values():
             self.add_backend(state.spec)
 
+    @property
+    def demand_by_model(self) -> dict[ModelId, Demand]:
+        """What is known of the programs of each model."""
+        return self.books.demand_by_model
+
     def add_model(self, model_id: ModelId) -> None:
         """A model joined the pool."""
-        self.demand_by_model.setdefault(model_id, Demand(prior_tokens=self._config.expected_tokens))
-        self.order_by_model.setdefault(model_id, FifoOrder())
+        model = self._backends.model_by_id[model_id]
+        tokens, run_s = model.expected_tokens, model.expected_run_s
+        demand = Demand(
+            prior_tokens=self._config.expected_tokens if tokens is None else tokens,
+            prior_run_s=self._config.expected_run_s if run_s is None else run_s,
+        )
+        self.demand_by_model.setdefault(model_id, demand)
+        self.order_by_model.setdefault(model_id, make_order(self._config.order))
 
     def add_backend(self, spec: BackendSpec) -> None:
         """A backend joined the pool, or its capacity changed."""
         unit, capacity = spec.capacity
-        self.ledger.add(spec.name, unit, capacity)
+        backend_id = BackendId(spec.name)
+        known = self.ledger.account_by_backend.get(spec.name)
+        if known is None or spec.declares_capacity or not known.amount_by_key:
+            self.ledger.add(spec.name, unit, capacity, spec.kv_pool)
+        self.books.model_by_backend[backend_id] = ModelId(spec.model)
+        self.books.overhead_by_backend.setdefault(backend_id, self.new_overhead())
+
+    def new_overhead(self) -> Overhead:
+        """What is believed of a backend's running requests before any reading."""
+        return Overhead(start_tokens=float(self._config.admission.overhead_tokens))
+
+    def remove_backend(self, backend_id: BackendId) -> None:
+        """A backend left the pool; nothing runs there any more."""
+        self.ledger.remove(backend_id)
+        self.books.model_by_backend.pop(backend_id, None)
+        self.books.overhead_by_backend.pop(backend_id, None)
 
     # --- may it start? ---
 
     def admit(self, turn: Turn, program: Program, at_s: float) -> BackendId | None:
         """Cover the turn by a reservation and say where it runs, or change nothing and say None."""
         if self.may_stay(turn, program, at_s):
+            if not self.may_call(turn, program):
+                return None
             self._grow(program, turn)
             return program.backend_id
         for backend_id in self._replicas(turn, program, at_s):
@@ -79,11 +119,59 @@ class Admission:
     def fits(self, turn: Turn, program: Program, at_s: float) -> bool:
         """Whether `admit` would admit the turn now; changes nothing."""
         if self.may_stay(turn, program, at_s):
+            return self.may_call(turn, program)
+        return any(self._has_room(turn, program, b, at_s) for b in self._replicas(turn, program, at_s))
+
+    def room_at(self, model_id: ModelId, turn: Turn, program: Program, at_s: float) -> BackendId | None:
+        """Where a program that has no place yet would start at once, if it were bound to this model; or None."""
+        for backend_id in self._backends.usable(model_id, at_s):
+            amount = self._amount_on(turn, program, backend_id, model_id)
+            if self._admits(turn, program, backend_id, amount, at_s):
+                return backend_id
+        return None
+
+    def _has_room(self, turn: Turn, program: Program, backend_id: BackendId, at_s: float) -> bool:
+        if self._is_at_home(turn, program, backend_id):
+            return self.may_call(turn, program)
+        return self._admits(turn, program, backend_id, self._amount(turn, program, backend_id), at_s)
+
+    def _admits(self, turn: Turn, program: Program, backend_id: BackendId, amount: int, at_s: float) -> bool:
+        if not self.is_gated(backend_id):
+            return self.ledger.fits(backend_id, amount, at_s=at_s)
+        return self.gate.admits(turn, program, backend_id, amount, at_s)
+
+    def is_gated(self, backend_id: BackendId) -> bool:
+        """Whether the gate is asked about the backend; other units than KV tokens are hard limits."""
+        return self.ledger.unit(backend_id) is CapacityUnit.KV_TOKENS
+
+    def reserve_again(self, program: Program, backend_id: BackendId, at_s: float) -> bool:
+        """Give a started program a place while it has no turn open."""
+        assert program.model is not None and not program.is_reserved
+        amount = max(program.context_tokens, self.demand_by_model[program.model].expected_tokens)
+        amount += self.books.overhead_tokens(backend_id)
+        if not self.ledger.reserve(program.program_id, backend_id, amount, at_s=at_s, is_bound=False):
+            return False
+        program.is_reserved, program.backend_id = True, backend_id
+        return True
+
+    def may_call(self, turn: Turn, program: Program) -> bool:
+        """Whether the ceiling lets a call of a program go out at its place (ORACLE's 95 % per call); one always may.
+
+        What is held against it: tokens of the calls in flight, what each holds besides them, and this call's own.
+        """
+        ceiling, backend_id = self._config.admission.call_ratio, program.backend_id
+        if ceiling is None or backend_id is None or self.ledger.unit(backend_id) is not CapacityUnit.KV_TOKENS:
             return True
-        return any(
-            self._is_at_home(turn, program, b) or self.ledger.fits(b, self._amount(turn, program, b), at_s=at_s)
-            for b in self._replicas(turn, program, at_s)
-        )
+        members = [BackendId(b) for b in self.ledger.members(backend_id)]
+        if not any(self._backends.by_id[b].n_running for b in members):
+            return True
+        return sum(self._call_share(b, turn if b == backend_id else None) for b in members) <= ceiling
+
+    def _call_share(self, backend_id: BackendId, turn: Turn | None) -> float:
+        """Share of the cache that the calls in flight fill there, and one more."""
+        load, each = self._backends.by_id[backend_id].load, self.books.overhead_tokens(backend_id)
+        tokens = load.tokens + each * load.n_calls + (0 if turn is None else turn.needed_tokens + each)
+        return tokens / self.ledger.account_by_backend[backend_id].capacity
 
     def untried(self, turn: Turn, at_s: float) -> list[BackendId]:
         """Usable backends of the turn's model on which it has not failed yet."""
@@ -102,6 +190,8 @@ class Admission:
 
     def _reserve(self, turn: Turn, program: Program, backend_id: BackendId, at_s: float) -> bool:
         if self._is_at_home(turn, program, backend_id):
+            if not self.may_call(turn, program):
+                return False
             self._grow(program, turn)
             return True
         is_leaving = program.is_reserved and not turn.is_side and program.n_covered == 0
@@ -109,7 +199,10 @@ class Admission:
         is_counted = self.ledger.unit(backend_id) is CapacityUnit.REQUESTS_PER_MINUTE
         is_own = turn.is_side or is_bound_elsewhere or is_counted
         key = turn.key if is_own else program.program_id
-        if not self.ledger.reserve(key, backend_id, self._amount(turn, program, backend_id), at_s=at_s):
+        amount = self._amount(turn, program, backend_id)
+        if not self._admits(turn, program, backend_id, amount, at_s):
+            return False
+        if not self.ledger.reserve(key, backend_id, amount, at_s=at_s, is_bound=False):
             return False
         self.replica_policy.observe(turn.turn_id, backend_id, _NO_CONTEXT)
         if is_leaving:
@@ -120,19 +213,27 @@ class Admission:
             program.is_reserved = True
         if not turn.is_side and not is_bound_elsewhere:
             program.backend_id = backend_id
+            program.live_tokens = turn.needed_tokens
         return True
 
     def _amount(self, turn: Turn, program: Program, backend_id: BackendId) -> int:
-        """What covers the turn: reserve(p) = max(tokens of p, expected tokens of its model) (ORACLE, B.2).
+        """What covers the turn: reserve(p) = max(tokens of p, expected tokens of its model) + overhead (ORACLE, B.2).
 
         The tokens of p are those of its context as last counted, or of the prompt at hand with what it may answer.
         """
+        assert turn.model is not None
+        return self._amount_on(turn, program, backend_id, turn.model)
+
+    def _amount_on(self, turn: Turn, program: Program, backend_id: BackendId, model_id: ModelId) -> int:
         if self.ledger.unit(backend_id) is not CapacityUnit.KV_TOKENS:
             return 1
         if turn.is_side:
             return turn.needed_tokens
-        assert turn.model is not None
-        return max(program.context_tokens, turn.needed_tokens, self.demand_by_model[turn.model].expected_tokens)
+        tokens = max(program.context_tokens, turn.needed_tokens, self.demand_by_model[model_id].expected_tokens)
+        return max(tokens - self._common(backend_id), 0) + self.books.overhead_tokens(backend_id)
+
+    def _common(self, backend_id: BackendId) -> int:
+        return self.ledger.account_by_backend[backend_id].common
 
     def _replicas(self, turn: Turn, program: Program, at_s: float) -> list[BackendId]:
         """Backends that may take the turn: where its prefix may still be, the policy's choice, then by headroom.
@@ -164,6 +265,8 @@ class Admission:
             name=backend_id,
             n_running=state.n_running,
             headroom_ratio=self.ledger.headroom_ratio(backend_id, at_s=at_s),
+            n_others=self._backends.n_others(backend_id, at_s, self._config.signal_max_age_s),
+            kv_usage_ratio=self._backends.kv_usage_ratio(backend_id, at_s, self._config.signal_max_age_s),
         )
 
     # --- what is held back, and given back ---
@@ -172,58 +275,138 @@ class Admission:
         """Let the program's reservation grow to what a turn needs; it may pass the limit, and then admission stops."""
         backend_id = program.backend_id
         assert backend_id is not None
+        if self._has_own_gate and turn.needed_tokens < program.live_tokens:
+            self.stir(backend_id)  # a conversation that has been made shorter
+        program.live_tokens = turn.needed_tokens
         account = self.ledger.account_by_backend[backend_id]
-        if account.unit is CapacityUnit.KV_TOKENS and turn.needed_tokens > account.amount_by_key[program.program_id]:
-            self.ledger.extend(program.program_id, backend_id, turn.needed_tokens)
+        if account.unit is not CapacityUnit.KV_TOKENS:
+            return
+        needed_tokens = max(turn.needed_tokens - account.common, 0) + self.books.overhead_tokens(backend_id)
+        if needed_tokens > account.amount_by_key[program.program_id]:
+            self.ledger.extend(program.program_id, backend_id, needed_tokens)
 
     def follow(self, program: Program, running_tokens: int) -> None:
         """Let the reservation of a program follow its context, and what runs under it."""
         assert program.model is not None and program.backend_id is not None
         if self.ledger.unit(program.backend_id) is not CapacityUnit.KV_TOKENS:
             return
+        if program.is_marked and not running_tokens:
+            self.release_program(program)
+            return
         expected_tokens = self.demand_by_model[program.model].expected_tokens
         amount = max(program.context_tokens, expected_tokens, running_tokens)
-        if self.ledger.extend(program.program_id, program.backend_id, amount) < 0:
-            self._backends.stir(program.backend_id)
+        amount = max(amount - self._common(program.backend_id), 0)
+        amount += self.books.overhead_tokens(program.backend_id)
+        if self.ledger.extend(program.program_id, program.backend_id, amount) < 0 or self._has_own_gate:
+            self.stir(program.backend_id)
 
     def release_program(self, program: Program) -> None:
         """Give the program's reservation back, if it has one; its binding to the backend stays as a preference."""
         if program.is_reserved:
             assert program.backend_id is not None
             self.ledger.release(program.program_id, program.backend_id)
-            program.is_reserved = False
-            self._backends.stir(program.backend_id)
+            program.is_reserved = program.is_marked = False
+            self.stir(program.backend_id)
+
+    def stir(self, backend_id: BackendId) -> None:
+        """Something of the backend came free, or may have; others may share its cache."""
+        for member in self.ledger.members(backend_id):
+            self._backends.stir(BackendId(member))
+
+    def rise(self, backend_id: BackendId) -> None:
+        """A call has returned there: calls that the ceiling has kept may go on, of programs that live there first."""
+        for member in self.ledger.members(backend_id):
+            self._backends.rise(BackendId(member))
 
     def release_turn(self, turn: Turn) -> None:
         """Give the turn's own reservation back."""
         assert turn.backend_id is not None
         self.ledger.release(turn.key, turn.backend_id)
         turn.has_own_reservation = False
-        self._backends.stir(turn.backend_id)
+        self.stir(turn.backend_id)
 
-    def learn_demand(self, model_id: ModelId, peak_tokens: int) -> None:
-        """A program of the model has ended; where the estimate falls, a held turn may fit."""
-        self.demand_by_model[model_id].learn(peak_tokens)
+    def learn_demand(self, program: Program, at_s: float) -> None:
+        """A program has ended; where the estimate of its model's peaks falls, a held turn may fit."""
+        assert program.model is not None
+        demand = self.demand_by_model[program.model]
+        demand.learn(program.peak_tokens)
+        if program.admitted_at_s is not None:
+            demand.learn_run(at_s - program.admitted_at_s)
+        self._stir_pool(program.model)
+
+    def learn_first(self, program: Program, backend_id: BackendId, cached_tokens: int) -> None:
+        """A program's first call was answered: what was found of its prompt may be what all programs begin with."""
+        if self._config.admission.shares_prompts and len(self.ledger.account_by_backend[backend_id].amount_by_key) > 1:
+            demand = self.demand_by_model[self.books.model_by_backend[backend_id]]
+            demand.learn_first(cached_tokens)
+            self.ledger.set_common(backend_id, demand.common_tokens)
+            self.stir(backend_id)
+
+    def _stir_pool(self, model_id: ModelId) -> None:
+        """Something about a model has changed that may let in a held turn, of it or of those that share its caches."""
+        for backend_id in self._backends.all_of(model_id):
+            for member in self.ledger.members(backend_id):
+                self._backends.stir(BackendId(member))
         self._backends.roomy[model_id] = None
 
-    def hold(self, turn: Turn) -> None:
+    def hold(self, turn: Turn, program: Program) -> None:
         """Put the turn behind all others of its model."""
         assert turn.model is not None
-        turn.is_held = True
-        self.order_by_model[turn.model].push(turn.turn_id)
+        turn.is_held = self.is_stirred = True
+        self.order_by_model[turn.model].push(turn.turn_id, standing(turn, program))
         self.n_held += 1
 
-    def unhold(self, turn: Turn) -> None:
+    def unhold(self, turn: Turn, *, is_served: bool = False) -> None:
         """Take the turn out of its order; whoever is head now may be smaller."""
         assert turn.model is not None
         turn.is_held = False
-        self.order_by_model[turn.model].remove(turn.turn_id)
+        self.order_by_model[turn.model].remove(turn.turn_id, is_served=is_served)
         self.n_held -= 1
         self._backends.roomy[turn.model] = None
 
-    def head(self, model_id: ModelId) -> TurnId | None:
+    def head(self, model_id: ModelId, at_s: float) -> TurnId | None:
         """The turn that is next for a model, or None."""
-        return self.order_by_model[model_id].head
+        order = self.order_by_model[model_id]
+        return order.head(at_s, self.demand_by_model[model_id].expected_run_s) if len(order) else None
+
+    # --- what readings tell ---
+
+    def read(self, backend_id: BackendId, at_s: float) -> None:
+        """A reading has come: learn what requests hold besides their tokens, and how much the engine holds."""
+        state, admission = self._backends.by_id[backend_id], self._config.admission
+        account, overhead = self.ledger.account_by_backend[backend_id], self.books.overhead_by_backend[backend_id]
+        max_age_s = self._config.signal_max_age_s
+        usage = self._backends.signal(backend_id, "kv_usage_ratio", at_s, max_age_s)
+        is_ours = not state.load.n_others
+        learns = (admission.learns_overhead or admission.capacity == "calibrated") and account.pool is None
+        before = (overhead.tokens, account.capacity)
+        if usage is not None and is_ours and learns and self.is_gated(backend_id):
+            overhead.read(
+                kv_usage_ratio=usage,
+                n_running=state.load.n_calls,
+                tokens=state.load.kv_tokens_then,
+                capacity=account.capacity,
+                n_preemptions=self._backends.signal(backend_id, "n_preemptions", at_s, max_age_s),
+            )
+        if admission.capacity == "calibrated":
+            found = overhead.calibrated()
+            if found is not None and self.is_gated(backend_id):
+                account.capacity = found[0]
+        elif admission.capacity == "engine" and not state.spec.declares_capacity:
+            self._take_capacity(backend_id, self._backends.signal(backend_id, "kv_tokens", at_s, max_age_s))
+        if (overhead.tokens, account.capacity) != before:
+            self.stir(backend_id)
+
+    def _take_capacity(self, backend_id: BackendId, kv_tokens: float | None) -> None:
+        """Count in the engine's own KV tokens, as soon as nothing is held in another unit."""
+        account = self.ledger.account_by_backend[backend_id]
+        if kv_tokens is None or not 1.0 <= kv_tokens <= CAPACITY_MAX:
+            return
+        if account.unit is CapacityUnit.KV_TOKENS and account.capacity == int(kv_tokens):
+            return
+        if account.unit is CapacityUnit.KV_TOKENS or not account.amount_by_key:
+            self.ledger.add(backend_id, CapacityUnit.KV_TOKENS, int(kv_tokens))
+            self.stir(backend_id)
 
     # --- laws ---
 
@@ -240,13 +423,14 @@ class Admission:
             if turn.backend_id is not None:
                 self._check_cover(turn, programs[turn.program_id])
         for model_id, order in self.order_by_model.items():
-            head = order.head
+            head = self.head(model_id, at_s)
             if model_id in self._backends.roomy:
                 continue  # just loaded under another pool file: the next event looks at it first
             if head is not None and self.fits(turns[head], programs[turns[head].program_id], at_s):
                 raise LawBroken("L9", f"turn {head} is held for {model_id!r} although it fits")
             for turn_id in order:
-                if self.may_stay(turns[turn_id], programs[turns[turn_id].program_id], at_s):
+                turn, program = turns[turn_id], programs[turns[turn_id].program_id]
+                if self.may_stay(turn, program, at_s) and self.may_call(turn, program):
                     raise LawBroken("L9", f"turn {turn_id} is held although its program has its place on {model_id!r}")
         n_held = sum(len(order) for order in self.order_by_model.values())
         if not self.n_held == n_held == sum(turn.is_held for turn in turns.values()):
@@ -268,7 +452,7 @@ class Admission:
             return
         if program.is_reserved and program.backend_id == turn.backend_id and not turn.is_side:
             account = self.ledger.account_by_backend[str(turn.backend_id)]
-            amount = account.amount_by_key[program.program_id]
+            amount = account.amount_by_key[program.program_id] + account.common
             if account.unit is not CapacityUnit.KV_TOKENS or amount >= turn.needed_tokens:
                 return
             raise LawBroken("L5", f"turn {turn.turn_id} needs {turn.needed_tokens} tokens under {amount} reserved")

@@ -115,9 +115,11 @@ class Arriving:
         desk.table.add(program)
         self._new_turn(program, event)
         budget_s = self._budget_s(event)
-        if budget_s is not None:
+        if budget_s is not None and desk.config.budget_starts == "arrival":
             program.budget_ends_at_s = event.at_s + budget_s
             desk.agenda.schedule(f"budget:{program.program_id}", event.at_s + budget_s)
+        else:
+            program.budget_s = budget_s
         desk.agenda.schedule(f"idle:{program.program_id}", event.at_s + min(desk.config.park_s, desk.config.idle_s))
         if program.is_pinned:
             self._binding.bind_pinned(program, ModelId(event.model))
@@ -152,12 +154,20 @@ class Arriving:
             needed_tokens=needed_tokens(event.prompt_tokens, event.max_output_tokens),
             is_final=event.is_final,
             priority=event.priority,
+            deadline_at_s=self._deadline_at_s(event),
+            arrived_at_s=event.at_s,
         )
         self._desk.turns[event.turn_id] = turn
         program.open_turns.append(event.turn_id)
         program.active_at_s = event.at_s
         self._desk.table.wake(event.program_id)
         return turn
+
+    def _deadline_at_s(self, event: e.TurnArrived) -> float | None:
+        if event.deadline_at_s is None or math.isfinite(event.deadline_at_s):
+            return event.deadline_at_s
+        self._desk.counts.malformed += 1
+        return None
 
     def _next_turn(self, program: Program, event: e.TurnArrived) -> None:
         if event.model == e.AUTO:

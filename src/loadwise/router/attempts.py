@@ -60,6 +60,8 @@ class Attempts:
         desk.backends.note_success(backend_id)
         self._ending.lift(turn, program)
         context_tokens = self._charge(program, turn, backend_id, event.usage)
+        if program.n_turns == 0 and event.usage.is_exact:
+            desk.admission.learn_first(program, backend_id, clamped_tokens(event.usage.cached_tokens))
         program.n_turns += 1
         if turn.is_side:
             program.n_side_turns += 1

@@ -19,6 +19,8 @@ from loadwise.kernel.errors import ConfigError
 from loadwise.kernel.ids import BackendId, ModelId, ProgramId, TurnId
 from loadwise.kernel.pool import BackendHealth, BackendSpec, ModelSpec, Price, Signal
 
+from .load import OwnLoad
+
 COOLDOWN_START_S = 1.0
 COOLDOWN_MAX_S = 30.0
 UNRESPONSIVE_LIMIT = 3
@@ -55,6 +57,10 @@ class BackendState(msgspec.Struct, kw_only=True):
     quiet_until_s: float = -math.inf
     """It asked to be left alone until then."""
     signals: dict[str, Signal] = {}
+    load: OwnLoad = msgspec.field(default_factory=OwnLoad)
+    """Our calls in flight, for the dead reckoning between two readings."""
+    read_at_s: float = -math.inf
+    """Instant of the latest reading."""
 
 
 class Backends:
@@ -269,7 +275,8 @@ class Backends:
         Returns:
             How many values were refused: not a number, read in the future, or of one name too many.
         """
-        signals = self.by_id[backend_id].signals
+        state = self.by_id[backend_id]
+        signals = state.signals
         if not observed_at_s <= now_s:
             return len(values)
         n_refused = 0
@@ -279,4 +286,41 @@ class Backends:
                 n_refused += 1
             elif known is None or known.observed_at_s <= observed_at_s:
                 signals[name] = Signal(value=value, observed_at_s=observed_at_s)
+        if observed_at_s >= state.read_at_s:
+            state.read_at_s = observed_at_s
+            state.load.read(observed_at_s, {name: value for name, value in values.items() if math.isfinite(value)})
         return n_refused
+
+    def begin_call(self, backend_id: BackendId, tokens: int, now_s: float) -> BackendState:
+        """A turn goes out to the backend."""
+        state = self.by_id[backend_id]
+        state.n_running += 1
+        state.load.change(now_s, 1, tokens)
+        return state
+
+    def end_call(self, backend_id: BackendId, tokens: int, now_s: float) -> BackendState:
+        """A turn is off the backend."""
+        state = self.by_id[backend_id]
+        state.n_running -= 1
+        state.load.change(now_s, -1, -tokens)
+        return state
+
+    def n_others(self, backend_id: BackendId, now_s: float, max_age_s: float) -> float:
+        """Calls of other clients there; none where nothing fresh is known of them (law L10: then they are unknown)."""
+        state = self.by_id[backend_id]
+        if state.load.n_others is None or now_s - state.read_at_s > max_age_s:
+            return 0.0
+        return state.load.n_others
+
+    def kv_usage_ratio(self, backend_id: BackendId, now_s: float, max_age_s: float) -> float | None:
+        """KV usage now, by dead reckoning; None where nothing fresh is known."""
+        state = self.by_id[backend_id]
+        signal = state.signals.get("kv_usage_ratio")
+        if signal is None or signal.fresh(now_s, max_age_s) is None:
+            return None
+        return state.load.kv_usage_ratio(state.spec.kv_tokens)
+
+    def signal(self, backend_id: BackendId, name: str, now_s: float, max_age_s: float) -> float | None:
+        """A reading, or None where it is absent or stale."""
+        signal = self.by_id[backend_id].signals.get(name)
+        return None if signal is None else signal.fresh(now_s, max_age_s)

@@ -16,7 +16,7 @@ from .desk import Desk
 from .dispatching import Dispatching
 from .ending import Ending
 from .failure import nobody_usable
-from .program import Program
+from .program import Program, Turn
 
 
 class Binding:
@@ -138,10 +138,18 @@ class Binding:
             reason=reason,
             named=named,
             named_propensity=named_propensity,
+            turn=None if program.is_pinned else self._first_turn(program),
         )
+        if decision.reason == "divert":
+            desk.counts.diverts += 1
         desk.out.append(decision)
         program.move(ProgramState.ROUTED)
         self._place_waiting(program)
+
+    def _first_turn(self, program: Program) -> Turn | None:
+        """The turn that will run on the model that is chosen; None where all are pinned elsewhere."""
+        turns = (self._desk.turns[turn_id] for turn_id in program.open_turns)
+        return next((turn for turn in turns if turn.pinned_model is None), None)
 
     def _place_waiting(self, program: Program) -> None:
         desk = self._desk

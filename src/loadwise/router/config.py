@@ -111,6 +111,110 @@ class TradeConfig(Fact, frozen=True, kw_only=True):
         return budget_s / (100.0 * self.seconds_per_point)
 
 
+class PauseConfig(Fact, frozen=True, kw_only=True):
+    """How ThunderAgent's released proxy pauses and resumes programs (`router/pausing.py`)."""
+
+    tick_s: float = 5.0
+    acting_weight: float = 1.0
+    """What a program between two calls counts, where something is to be paused."""
+    has_decay: bool = True
+    """Where something is to be resumed, a program between two calls counts tokens * 2^(-seconds since its answer)."""
+    buffer_tokens: int = 100
+    wait_max_s: float = 1800.0
+    """After so long a program is resumed whatever the room."""
+    state_tokens: int = 0
+    """State blocks of a running request, which the released proxy does not count; 0 is the released one."""
+    headroom_ratio: float = 0.0
+    """Share of the capacity that is left alone; 0 is the released one."""
+
+    def __post_init__(self) -> None:
+        _positive("router.admission.pause", tick_s=self.tick_s, wait_max_s=self.wait_max_s)
+        if not (math.isfinite(self.acting_weight) and 0.0 <= self.acting_weight <= 10.0):
+            raise ConfigError(f"router.admission.pause.acting_weight is {self.acting_weight!r}; it must be in [0, 10]")
+        if not (math.isfinite(self.headroom_ratio) and 0.0 <= self.headroom_ratio < 1.0):
+            raise ConfigError(f"router.admission.pause.headroom_ratio is {self.headroom_ratio!r}; it must be in [0, 1)")
+        for name in ("buffer_tokens", "state_tokens"):
+            if not 0 <= getattr(self, name) <= COUNT_MAX:
+                raise ConfigError(f"router.admission.pause.{name} is {getattr(self, name)!r}; it must be >= 0")
+
+
+AdmissionKind = Literal["ledger", "footprint", "cap", "pause", "none"]
+
+
+class AdmissionConfig(Fact, frozen=True, kw_only=True):
+    """When a program may start on a backend counted in KV tokens (other units are hard limits under every kind)."""
+
+    kind: AdmissionKind = "ledger"
+    """`ledger`: a peak is reserved for each (ORACLE). `footprint`: all together must fit at their largest. `cap`: so
+    many programs. `pause`: ThunderAgent. `none`: at once."""
+    footprint_ratio: float = 0.75
+    """Of `footprint`: share of the capacity that all programs may be expected to fill at once."""
+    footprint_slack_ratio: float = 0.75
+    """Of `footprint`: share up to which a program starts if all that wait with it would fit, too."""
+    cap: int = 32
+    """Of `cap`: programs on one backend."""
+    cap_by_model: dict[str, int] = {}
+    call_ratio: float | None = None
+    """A call of an admitted program waits while the calls in flight would fill more than this share (ORACLE's 95 %)."""
+    overhead_tokens: int = 0
+    """What a running request holds besides its tokens, to begin with (ORACLE's delta)."""
+    learns_overhead: bool = False
+    capacity: Literal["declared", "engine", "calibrated"] = "engine"
+    """Where a backend's KV tokens are taken from if the pool file does not say: nowhere (slots are assumed), the
+    engine's word, or its usage under our calls. `calibrated` also corrects what the file says."""
+    shares_prompts: bool = False
+    """Count a prompt that all programs of a backend begin with once."""
+    pause: PauseConfig = PauseConfig()
+
+    def __post_init__(self) -> None:
+        for name in ("footprint_ratio", "footprint_slack_ratio", "call_ratio"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and 0.0 < value <= 1.0):
+                raise ConfigError(f"router.admission.{name} is {value!r}; it must be in (0, 1]")
+        for cap in (self.cap, *self.cap_by_model.values()):
+            if not 1 <= cap <= COUNT_MAX:
+                raise ConfigError(f"router.admission.cap is {cap!r}; it must be >= 1 and <= {COUNT_MAX:g}")
+        if not 0 <= self.overhead_tokens <= COUNT_MAX:
+            raise ConfigError(f"router.admission.overhead_tokens is {self.overhead_tokens!r}; it must be >= 0")
+
+
+class DivertConfig(Fact, frozen=True, kw_only=True):
+    """When a program runs on another model than the selector's, because it would start sooner there."""
+
+    when: Literal["never", "arrival", "held"] = "never"
+    """`arrival`: once, at its first turn (ORACLE). `held`: also while it is held, for nothing of it is cached yet."""
+    saturation: Literal["clip", "soft", "none"] = "clip"
+    """What a wait w counts against w0: min(w/w0, 1) (ORACLE: two waits beyond w0 look alike), w/(w+w0), or w/w0."""
+    forecast: Literal["mean", "elapsed"] = "mean"
+    """From mean run times (ORACLE), or from how long each program has run already."""
+    prices_run: bool = False
+    """Count a model's expected run time with the wait, and of its success only what ends within the budget."""
+    rebinds: bool = False
+    """Move a started program when no backend of its model takes turns any more; its context is read anew there."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is ever diverted."""
+        return self.when != "never"
+
+
+class OrderConfig(Fact, frozen=True, kw_only=True):
+    """Who of the held turns of a model is next."""
+
+    kind: Literal["fifo", "fair"] = "fifo"
+    """`fair`: who has waited `age_s`, longest first; then the tenant that has had least for its weight; of one tenant
+    the earliest deadline that can be met, then the rest in order of arrival."""
+    age_s: float = 300.0
+    weights: dict[str, float] = {}
+    """Of tenants; 1 where absent."""
+
+    def __post_init__(self) -> None:
+        _positive("router.order", age_s=self.age_s)
+        for tenant, weight in self.weights.items():
+            if not (math.isfinite(weight) and 1e-6 <= weight <= 1e6):
+                raise ConfigError(f"router.order.weights: {tenant!r} has {weight!r}; it must be in [1e-06, 1e+06]")
+
+
 class EscalationConfig(Fact, frozen=True, kw_only=True):
     """Whether a program whose attempt failed may run again on another model, and how often; see `router.escalation`."""
 
@@ -171,8 +275,13 @@ class RouterConfig(Fact, frozen=True, kw_only=True):
     trade: TradeConfig = TradeConfig()
     admission_ratio: float = 0.85
     """Share of a backend's KV tokens at which admission stops (ORACLE, B.2)."""
+    admission: AdmissionConfig = AdmissionConfig()
+    divert: DivertConfig = DivertConfig()
+    order: OrderConfig = OrderConfig()
     expected_tokens: int = 8000
     """Prior of a program's peak context (ORACLE's c0)."""
+    expected_run_s: float = 300.0
+    """Prior of a program's run time (ORACLE's D0)."""
     hold_max_s: float = 60.0
     held_max: int = 10_000
     """Turns held at once over all models."""
@@ -187,7 +296,9 @@ class RouterConfig(Fact, frozen=True, kw_only=True):
     verdict_max_s: float = 3600.0
     """A verdict that has not come after so long is lost: the decision is undone."""
     budget_s: float | None = None
-    """Default time budget of a program, waiting included."""
+    """Default time budget of a program."""
+    budget_starts: Literal["arrival", "admission"] = "arrival"
+    """Whether waiting to be admitted counts against the budget."""
     budget_credit: Literal["fail", "censor"] = "censor"
     """What a program out of budget teaches: `fail` credits 0 (ORACLE), `censor` teaches nothing."""
     turns_max: int = 100_000
@@ -210,6 +321,7 @@ class RouterConfig(Fact, frozen=True, kw_only=True):
             verdict_max_s=self.verdict_max_s,
             closed_s=self.closed_s,
             signal_max_age_s=self.signal_max_age_s,
+            expected_run_s=self.expected_run_s,
         )
         if self.budget_s is not None:
             _positive("router", budget_s=self.budget_s)

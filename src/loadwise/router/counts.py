@@ -26,6 +26,12 @@ class Counts(msgspec.Struct, kw_only=True):
     """Events, or parts of them, that could not be true and changed nothing."""
     policy_errors: int = 0
     """Calls of a user's policy class that raised, or answered nonsense."""
+    diverts: int = 0
+    """Programs that ran on another model than the selector's, because they start sooner there."""
+    rebinds: int = 0
+    """Started programs that were moved because their model's backends were gone."""
+    pauses: int = 0
+    """Places taken back from programs that had started (`router/pausing.py`)."""
     verdicts_stale: int = 0
     verdicts_late: int = 0
     verdicts_corrected: int = 0

@@ -20,6 +20,7 @@ from .backends import Backends
 from .config import RouterConfig
 from .counts import Counts
 from .credit import Credit
+from .divert import Divert
 from .pacing import Pacing
 from .program import CalledOff, Turn
 from .routing import Routing
@@ -50,7 +51,8 @@ class Desk:
         self.configured_pool = self.backends.digest()
         self.admission = Admission(config, self.backends, streams, resolve, self.policy_failed)
         self.credit = Credit(config, streams, resolve, self.policy_failed)
-        self.routing = Routing(config, self.backends, self.admission, self.credit, streams)
+        self.divert = Divert(config, self.backends, self.admission)
+        self.routing = Routing(config, self.backends, self.admission, self.credit, self.divert, streams)
         self.pacing = Pacing(config.feedback)
         escalation, context = config.escalation, config.context
         self.ladder: Ladder | None = None
@@ -59,6 +61,7 @@ class Desk:
             self.ladder = Ladder(escalation.ladder(context.n_features, context.version), config.reward)
         self.agenda = Agenda()
         self.table = ProgramTable()
+        self.admission.books.programs = self.table.by_id
         self.turns: dict[TurnId, Turn] = {}
         """Open turns."""
         self.called_off: dict[TurnId, CalledOff] = {}

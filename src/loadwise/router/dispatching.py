@@ -4,12 +4,15 @@ Turns are held per model, first in, first out. The turns of a program that has i
 what they need is promised already.
 """
 
+import msgspec
+
 from loadwise.kernel import commands as c
 from loadwise.kernel.ids import ModelId, TurnId
 from loadwise.kernel.pool import CapacityUnit
 from loadwise.kernel.work import ProgramState, TurnOutcome
 
 from .desk import Desk
+from .divert import may_move
 from .ending import Ending
 from .failure import RETRY_AFTER_S, held_too_long, nobody_usable, overloaded, rate_limited
 from .program import Program, Turn
@@ -23,15 +26,19 @@ class Dispatching:
     def __init__(self, desk: Desk, ending: Ending) -> None:
         self._desk = desk
         self._ending = ending
+        self._head_by_model: dict[ModelId, TurnId | None] = {}
 
     def place(self, turn: Turn, program: Program) -> None:
         """Dispatch the turn, hold it, or refuse it."""
         desk = self._desk
         assert turn.model is not None
         stays = program.is_reserved and not turn.is_side
-        if (stays or desk.admission.head(turn.model) is None) and self.try_dispatch(turn, program):
+        if (stays or not desk.admission.order_by_model[turn.model]) and self.try_dispatch(turn, program):
             return
-        if not stays and not self._is_coming(turn.model):
+        is_coming = self._is_coming(turn.model)
+        if not is_coming and not desk.admission.may_stay(turn, program, desk.now_s) and self.rebind(turn, program):
+            return
+        if not stays and not is_coming:
             self._ending.end_turn(turn, TurnOutcome.REJECTED, nobody_usable(f"model {turn.model!r}"))
         elif desk.admission.n_held >= desk.config.held_max:
             text = f"{desk.config.held_max} turns are held, which is the limit"
@@ -48,7 +55,7 @@ class Dispatching:
         """Put the turn behind all others of its model, for `hold_max_s` at most."""
         desk = self._desk
         assert turn.model is not None
-        desk.admission.hold(turn)
+        desk.admission.hold(turn, program)
         self.wait(turn)
         if not turn.is_side and program.state is not _S.HELD and not self._is_running(program):
             program.move(_S.HELD)
@@ -80,7 +87,7 @@ class Dispatching:
             waited_s = desk.now_s - turn.waits_since_s
             turn.wait_s += waited_s
             program.wait_s += waited_s
-            self._ending.stop_waiting(turn)
+            self._ending.stop_waiting(turn, is_served=True)
         if program.state is not _S.RUNNING and not turn.is_side:
             program.move(_S.ADMITTED)
             program.move(_S.RUNNING)
@@ -88,10 +95,10 @@ class Dispatching:
         turn.backend_id = backend_id
         if not turn.has_own_reservation:
             program.n_covered += 1
-        state = desk.backends.by_id[backend_id]
-        state.n_running += 1
+        state = desk.backends.begin_call(backend_id, turn.needed_tokens, desk.now_s)
         if state.is_on_trial:
             desk.backends.begin_trial(state, turn.turn_id)
+            desk.backends.stir(backend_id)  # who had only this one left untried may now go where it has failed
         assert turn.model is not None and program.decision_id is not None
         desk.out.append(
             c.Dispatch(
@@ -105,9 +112,26 @@ class Dispatching:
                 priority=turn.priority,
             )
         )
+        if not turn.is_side:
+            self._note_admitted(program)
         if program.is_reserved and program.backend_id != place:
             self._settle_in(program)
         return True
+
+    def _note_admitted(self, program: Program) -> None:
+        """The program starts: its run time is counted from here, and its budget where that does not begin sooner."""
+        desk = self._desk
+        if program.admitted_at_s is None:
+            program.admitted_at_s = desk.now_s
+            if program.forecast_s is not None:
+                realised_s = desk.now_s - program.forecast_from_s
+                desk.divert.errors.learn(forecast_s=program.forecast_s, realised_s=realised_s)
+                program.forecast_s = None
+            program.estimates = {}
+            if program.budget_s is not None:
+                program.budget_ends_at_s = desk.now_s + program.budget_s
+                desk.agenda.schedule(f"budget:{program.program_id}", desk.now_s + program.budget_s)
+                program.budget_s = None
 
     def _settle_in(self, program: Program) -> None:
         """The program has just got a place: it is parked in time, and its held turns need not stand in line."""
@@ -147,7 +171,7 @@ class Dispatching:
 
     def _start_held_of(self, model_id: ModelId) -> None:
         desk = self._desk
-        while (head := desk.admission.head(model_id)) is not None:
+        while (head := desk.admission.head(model_id, desk.now_s)) is not None:
             turn = desk.turns[head]
             if not self.try_dispatch(turn, desk.table.by_id[turn.program_id]):
                 self._watch_windows(model_id)
@@ -161,14 +185,101 @@ class Dispatching:
             if frees_at_s is not None:
                 desk.agenda.schedule(f"window:{backend_id}", frees_at_s)
 
+    # --- another model ---
+
+    def move_held(self) -> bool:
+        """Let a held program start on another model that has room for it, where it gains by that."""
+        desk = self._desk
+        if desk.config.divert.when != "held" or not desk.admission.is_stirred or not desk.admission.n_held:
+            return False
+        models = desk.routing.models(desk.now_s)
+        move = desk.divert.best_move(models, desk.turns, desk.table.by_id, desk.now_s) if len(models) > 1 else None
+        if move is None:
+            desk.admission.is_stirred = False
+            return False
+        desk.counts.diverts += 1
+        self._bind_anew(move.turn, move.program, models, move.model, "divert")
+        return True
+
+    def rebind(self, turn: Turn, program: Program) -> bool:
+        """Move a started program whose model nobody serves any more; what it has said is read anew elsewhere."""
+        desk = self._desk
+        if not desk.config.divert.rebinds or program.is_pinned or turn.is_side or len(program.open_turns) > 1:
+            return False
+        models = [m for m in desk.routing.models(desk.now_s) if m != program.model]
+        if not models or program.model is None:
+            return False
+        waits_s = [desk.divert.forecast(m, turn, program, desk.now_s).wait_s for m in models]
+        estimates = [desk.routing.successes.estimate(program.task_type, m) for m in models]
+        best = desk.divert.target(0, models, estimates, waits_s)
+        desk.counts.rebinds += 1
+        program.n_side_turns += program.n_turns  # two models have worked on it: it is credited to neither (L11)
+        self._bind_anew(turn, program, models, models[best], "rebind")
+        return True
+
+    def _bind_anew(self, turn: Turn, program: Program, models: list[ModelId], model_id: ModelId, reason: str) -> None:
+        """Take the program's decision back, decide for another model, and place its turn there."""
+        desk = self._desk
+        if turn.is_held:
+            desk.admission.unhold(turn)
+        slot = desk.credit.slot(program.decision_id)
+        self._ending.undo(program)
+        desk.admission.release_program(program)
+        program.backend_id = None
+        routed = program.routed_model or program.model
+        decision = desk.routing.decide(
+            program,
+            models,
+            decision_id=desk.routing.next_decision_id(),
+            slot=slot,
+            at_s=desk.now_s,
+            reason=reason,
+            named=model_id,
+        )
+        program.routed_model = routed
+        desk.out.append(msgspec.structs.replace(decision, routed=routed))
+        if program.state is _S.HELD:
+            program.move(_S.ROUTED)
+        turn.model = model_id
+        turn.tried.clear()
+        turn.n_attempts_before = turn.attempt
+        self.place(turn, program)
+
     def hold_due(self, key: str) -> None:
-        """The turn has waited as long as it may."""
+        """The turn has waited as long as it may: elsewhere, if it can start there at once; else it is over."""
         turn = self._desk.turns.get(TurnId(int(key)))
-        if turn is None or turn.waits_since_s is None:
+        if turn is None or turn.waits_since_s is None or self._start_elsewhere(turn):
             return
         hold_max_s, frees_after_s = self._desk.config.hold_max_s, self._window_frees_after_s(turn)
         failure = held_too_long(hold_max_s) if frees_after_s is None else rate_limited(hold_max_s, frees_after_s)
         self._ending.end_turn(turn, TurnOutcome.EVICTED, failure)
+
+    def _start_elsewhere(self, turn: Turn) -> bool:
+        """Divert a program that has waited too long, whatever success that costs."""
+        desk, program = self._desk, self._desk.table.by_id[turn.program_id]
+        if not desk.config.divert.is_on or not turn.is_held or not may_move(turn, program):
+            return False
+        models = desk.routing.models(desk.now_s)
+        for model_id in models:
+            if (
+                model_id != program.model
+                and not desk.admission.order_by_model[model_id]
+                and desk.admission.room_at(model_id, turn, program, desk.now_s) is not None
+            ):
+                desk.counts.diverts += 1
+                self._bind_anew(turn, program, models, model_id, "divert")
+                return True
+        return False
+
+    def note_heads(self) -> None:
+        """Who is next may change with time alone (age, deadlines): then look whether the new head fits."""
+        desk = self._desk
+        for model_id, order in desk.admission.order_by_model.items():
+            if len(order):
+                head = desk.admission.head(model_id, desk.now_s)
+                if head != self._head_by_model.get(model_id):
+                    self._head_by_model[model_id] = head
+                    desk.backends.roomy[model_id] = None
 
     def _window_frees_after_s(self, turn: Turn) -> float | None:
         """In how long a request per minute comes free, where such are all that a held turn waits for."""

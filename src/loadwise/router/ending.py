@@ -100,8 +100,9 @@ class Ending:
         else:
             program.n_covered -= 1
         turn.backend_id = None
-        state = self._desk.backends.by_id[backend_id]
-        state.n_running -= 1
+        if self._desk.config.admission.call_ratio is not None and self._desk.admission.n_held:
+            self._desk.admission.rise(backend_id)
+        state = self._desk.backends.end_call(backend_id, turn.needed_tokens, self._desk.now_s)
         if state.trial_turn_id == turn.turn_id:
             self._desk.backends.end_trial(backend_id, state)
 
@@ -125,12 +126,12 @@ class Ending:
         turns = (self._desk.turns[turn_id] for turn_id in program.open_turns)
         return max(t.needed_tokens for t in turns if t.backend_id is not None and not t.has_own_reservation)
 
-    def stop_waiting(self, turn: Turn) -> None:
+    def stop_waiting(self, turn: Turn, *, is_served: bool = False) -> None:
         """Take the turn out of its order, if it stands in one, and forget when it would have been evicted."""
         turn.waits_since_s = None
         self._desk.agenda.cancel(f"hold:{turn.turn_id}")
         if turn.is_held:
-            self._desk.admission.unhold(turn)
+            self._desk.admission.unhold(turn, is_served=is_served)
 
     def _forget(self, program: Program, outcome: TurnOutcome) -> None:
         """A program without a single answer leaves no trace; its decision is undone."""

@@ -45,6 +45,8 @@ def _check_turns(desk: Desk) -> None:
     for backend_id, state in desk.backends.by_id.items():
         if state.n_running != running[backend_id]:
             raise LawBroken("L2", f"backend {backend_id!r} counts {state.n_running} turns, not {running[backend_id]}")
+        if state.load.n_calls != state.n_running:
+            raise LawBroken("L2", f"backend {backend_id!r} reckons with {state.load.n_calls} calls")
 
 
 def _check_program(desk: Desk, program: Program) -> None:
@@ -121,7 +123,7 @@ def _check_bounds(desk: Desk) -> None:
         (len(desk.called_off), CALLED_OFF_MAX, "attempts taken back"),
         (len(desk.table.closed), desk.config.closed_max, "closed programs"),
         (desk.admission.n_held, desk.config.held_max, "held turns"),
-        (len(desk.agenda), 4 + 4 * len(desk.table.by_id) + len(desk.turns) + 3 * len(desk.backends.by_id), "dues"),
+        (len(desk.agenda), 5 + 4 * len(desk.table.by_id) + len(desk.turns) + 3 * len(desk.backends.by_id), "dues"),
     )
     for n, limit, what in limits:
         if n > limit:
@@ -155,6 +157,7 @@ def _check_agenda(desk: Desk) -> None:
         "retry": is_backend,
         "quiet": is_backend,
         "window": is_backend,
+        "tick": lambda key: bool(desk.admission.n_held or desk.table.by_id),
     }
     for name, _ in desk.agenda.dump():
         kind, _, key = name.partition(":")

@@ -85,7 +85,7 @@ class Lifecycle:
     def _await_verdict(self, program: Program) -> None:
         desk = self._desk
         if program.model is not None and program.peak_tokens:
-            desk.admission.learn_demand(program.model, program.peak_tokens)
+            desk.admission.learn_demand(program, desk.now_s)
         desk.agenda.cancel(f"idle:{program.program_id}")
         desk.agenda.cancel(f"budget:{program.program_id}")
         program.move(_S.ENDED)
@@ -207,6 +207,7 @@ class Lifecycle:
         if reward is None:
             raise LawBroken("L11", f"program {program.program_id!r} has no pending decision to credit")
         program.reward, program.is_credited = reward, True
+        self._desk.routing.successes.learn(program.task_type, program.model, success)
         self._desk.out.append(
             c.RecordCredit(
                 decision_id=program.decision_id,
@@ -274,6 +275,8 @@ class Lifecycle:
             return
         self._ending.cancel_turns_of(program, budget_exceeded(program.program_id), keeps_program=True)
         self._settle(program, EndReason.BUDGET)
+        if program.model is not None and program.admitted_at_s is not None:
+            desk.admission.demand_by_model[program.model].learn_overdue()
         if desk.config.budget_credit == "fail" and program.decision_id is not None:
             self._credit(program, 0.0)
         else:

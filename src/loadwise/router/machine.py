@@ -52,6 +52,7 @@ from .escalation import Escalation
 from .laws import check
 from .lifecycle import EXTERNAL as EXTERNAL
 from .lifecycle import Lifecycle
+from .pausing import Pausing
 from .pool import PoolChanges
 from .program import Turn
 from .state import dump_router, load_router
@@ -116,6 +117,7 @@ class Router:
         self.table = desk.table
         ending = Ending(desk)
         self._dispatching = Dispatching(desk, ending)
+        self._pausing = Pausing(desk, self._dispatching)
         self._binding = Binding(desk, ending, self._dispatching)
         escalation = Escalation(desk, ending, self._binding)
         lifecycle = Lifecycle(desk, ending, escalation)
@@ -147,6 +149,7 @@ class Router:
             "retry": pool.retry_due,
             "quiet": pool.quiet_due,
             "window": pool.window_due,
+            "tick": self._pausing.tick_due,
         }
 
     @property
@@ -186,6 +189,7 @@ class Router:
         handler = self._handler_by_event[type(event)] if _is_writable(event) else self._refuse_unwritable
         handler(event)
         self._start_waiting()
+        self._pausing.keep_ticking()
         next_at_s = self.agenda.next_at_s
         if next_at_s is not None and (desk.timer_at_s is None or next_at_s < desk.timer_at_s):
             desk.timer_at_s = next_at_s
@@ -207,9 +211,15 @@ class Router:
 
     def _start_waiting(self) -> None:
         """Start whoever may start now: held turns, then programs whose start is paced, until nothing moves."""
+        desk = self.desk
+        if desk.admission.n_held and desk.config.order.kind == "fair":
+            self._dispatching.note_heads()
         while True:
             if self.backends.roomy:
+                desk.admission.is_stirred = True
                 self._dispatching.start_held()
+            if desk.admission.n_held and self._dispatching.move_held():
+                continue
             if not self._binding.start_next():
                 return
 

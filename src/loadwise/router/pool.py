@@ -9,6 +9,7 @@ from .config import MODELS_MAX as MODELS_MAX
 from .desk import Desk
 from .ending import Ending
 from .failure import Failure
+from .load import OwnLoad
 
 BACKENDS_MAX = 4096
 
@@ -28,6 +29,7 @@ class PoolChanges:
             return
         n_refused = desk.backends.observe(event.backend_id, event.values, event.observed_at_s, desk.now_s)
         desk.counts.malformed += n_refused
+        desk.admission.read(event.backend_id, desk.now_s)
 
     def backend_added(self, event: e.BackendAdded) -> None:
         """A backend joins, or a known one is described anew."""
@@ -70,7 +72,8 @@ class PoolChanges:
         desk, backend_id = self._desk, BackendId(spec.name)
         known = desk.backends.by_id.get(backend_id)
         if known is not None:
-            if known.spec.model != spec.model or known.spec.capacity[0] is not spec.capacity[0]:
+            is_same_unit = not spec.declares_capacity or desk.admission.ledger.unit(backend_id) is spec.capacity[0]
+            if known.spec.model != spec.model or not is_same_unit:
                 self.remove(backend_id)
             else:
                 self._forget_dues(backend_id)
@@ -108,8 +111,9 @@ class PoolChanges:
             if program.backend_id == backend_id:
                 desk.admission.release_program(program)
         self._forget_dues(backend_id)
+        desk.admission.stir(backend_id)  # others may share its cache
         desk.backends.remove(backend_id)
-        desk.admission.ledger.remove(backend_id)
+        desk.admission.remove_backend(backend_id)
 
     def _forget_dues(self, backend_id: BackendId) -> None:
         for kind in ("retry", "quiet", "window"):
@@ -123,6 +127,7 @@ class PoolChanges:
             self._ending.cancel_turn(turn, None, keeps_program=is_bound)
         desk.called_off.clear()
         for state in desk.backends.by_id.values():
+            state.load = OwnLoad()
             state.signals.clear()  # the run's clock stood still meanwhile: they are older than they look (law L10)
         desk.timer_at_s = None
 

@@ -18,7 +18,8 @@ TRANSITIONS: dict[ProgramState, frozenset[ProgramState]] = {
     _S.ROUTED: frozenset(
         {_S.HELD, _S.ADMITTED, _S.REJECTED, _S.FAILED, _S.CANCELLED, _S.TIMED_OUT, _S.ENDED},
     ),
-    _S.HELD: frozenset({_S.ADMITTED, _S.REJECTED, _S.FAILED, _S.CANCELLED, _S.TIMED_OUT, _S.ENDED}),
+    # Back to ROUTED where it is diverted while it is held.
+    _S.HELD: frozenset({_S.ROUTED, _S.ADMITTED, _S.REJECTED, _S.FAILED, _S.CANCELLED, _S.TIMED_OUT, _S.ENDED}),
     _S.ADMITTED: frozenset({_S.RUNNING}),
     _S.RUNNING: frozenset({_S.ARRIVED, _S.HELD, _S.ENDED, _S.REJECTED, _S.FAILED, _S.CANCELLED, _S.TIMED_OUT}),
     _S.ENDED: frozenset({_S.VERIFYING}),
@@ -92,6 +93,21 @@ class Program(msgspec.Struct, kw_only=True):
     """Attempts in flight under the program's own reservation."""
     context_tokens: int = 0
     peak_tokens: int = 0
+    live_tokens: int = 0
+    """What its latest dispatched turn may grow to."""
+    admitted_at_s: float | None = None
+    """When it first got a place; None until then."""
+    budget_s: float | None = None
+    """Its time budget, while that has not begun."""
+    is_marked: bool = False
+    """Its place is to be given back when its turn ends (`pausing`)."""
+    routed_model: ModelId | None = None
+    """The selector's choice, where it was diverted from that."""
+    estimates: dict[ModelId, float] = {}
+    """Expected success by model, as its decision saw it, while it may still be diverted."""
+    forecast_s: float | None = None
+    """What its wait was forecast to be, before correction; None where nothing was, or it is known how it came out."""
+    forecast_from_s: float = 0.0
     n_turns: int = 0
     """Completed turns."""
     n_side_turns: int = 0
@@ -133,6 +149,11 @@ class Program(msgspec.Struct, kw_only=True):
         if not self.is_open or not self.attempts or self.attempts[-1].verdict is None:
             return False
         return self.n_turns == self.n_turns_before
+
+    @property
+    def tokens(self) -> int:
+        """Its context as last counted, or what its turn in flight may make of it."""
+        return max(self.context_tokens, self.live_tokens)
 
     @property
     def is_open(self) -> bool:
@@ -208,6 +229,8 @@ class Turn(msgspec.Struct, kw_only=True):
     """What its context may grow to: see `needed_tokens()`."""
     is_final: bool = False
     priority: int = 0
+    deadline_at_s: float | None = None
+    arrived_at_s: float = 0.0
     attempt: int = 0
     n_attempts_before: int = 0
     """Attempts on models that it was moved away from."""

@@ -1,31 +1,44 @@
 """Which model a program gets: candidates, context, choice, and the record of it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import msgspec
 
 from loadwise.kernel import commands as c
-from loadwise.kernel.ids import DecisionId, ModelId
+from loadwise.kernel.ids import BackendId, DecisionId, ModelId
 from loadwise.kernel.pool import Signal
 from loadwise.kernel.streams import Streams
+from loadwise.ledger.forecast import Forecast
 from loadwise.policy.base import Candidate, Choice, Context, Vector
 
 from .admission import Admission
 from .backends import Backends
 from .config import RouterConfig
 from .credit import FOREIGN, Credit, Pending
-from .program import Program
+from .divert import Divert
+from .program import Program, Turn
+from .successes import Successes
 
 
 class Routing:
-    """Asks the learner, writes the decision down and makes it pending."""
+    """Asks the learner, lets the divert rule have its say, writes the decision down and makes it pending."""
 
     def __init__(
-        self, config: RouterConfig, backends: Backends, admission: Admission, credit: Credit, streams: Streams
+        self,
+        config: RouterConfig,
+        backends: Backends,
+        admission: Admission,
+        credit: Credit,
+        divert: Divert,
+        streams: Streams,
     ) -> None:
         self._config = config
         self._backends = backends
         self._admission = admission
         self._credit = credit
+        self._divert = divert
         self._streams = streams
+        self.successes = Successes(config.context.task_types)
         self.n_decisions = 0
         self.recorded: dict[DecisionId, c.RecordDecision] = {}
         """Decisions of the event at hand as they were made once; see `kernel.machine.Follower`."""
@@ -61,7 +74,19 @@ class Routing:
             n_running=sum(self._backends.by_id[b].n_running for b in ids),
             n_held=len(self._admission.order_by_model[model_id]),
             headroom_ratio=max(ratios, default=0.0),
+            n_others=sum(self._backends.n_others(b, at_s, self._config.signal_max_age_s) for b in ids),
+            kv_usage_ratio=_least(self._known(ids, at_s, self._backends.kv_usage_ratio)),
+            e2e_s=_mean(self._known(ids, at_s, self._e2e_s)),
         )
+
+    def _e2e_s(self, backend_id: BackendId, at_s: float, max_age_s: float) -> float | None:
+        return self._backends.signal(backend_id, "e2e_s", at_s, max_age_s)
+
+    def _known(
+        self, ids: Sequence[BackendId], at_s: float, read: Callable[[BackendId, float, float], float | None]
+    ) -> list[float]:
+        values = (read(b, at_s, self._config.signal_max_age_s) for b in ids)
+        return [value for value in values if value is not None]
 
     def decide(
         self,
@@ -74,22 +99,43 @@ class Routing:
         reason: str,
         named: ModelId | None = None,
         named_propensity: float | None = None,
+        turn: Turn | None = None,
     ) -> c.RecordDecision:
-        """Choose among `models`, or take the `named` one, and bind the program to it."""
+        """Choose among `models`, or take the `named` one, and bind the program to it.
+
+        Args:
+            turn: the program's first, for which a place is sought; with it the divert rule may overrule the choice.
+        """
         x = self.context(program)
+        forecasts = self._forecasts(program, models, turn, at_s)
         candidates = [self.candidate(m, at_s) for m in models]
-        if named is None:
+        if forecasts is not None:
+            candidates = [
+                msgspec.structs.replace(k, wait_s=f.wait_s) for k, f in zip(candidates, forecasts, strict=True)
+            ]
+        recorded = _recorded_choice(self.recorded.get(decision_id), models) if named is None else None
+        if named is not None:
+            is_certain = reason == "pinned"
+            choice = _named_choice(models.index(named), len(models), 1.0 if is_certain else named_propensity)
+        elif recorded is None:
             context = Context(
                 decision_id=decision_id, x=x, at_s=at_s, task_type=program.task_type, domain=program.domain
             )
-            choice = _recorded_choice(self.recorded.get(decision_id), models)
-            if choice is None:
-                choice = self._credit.choose(context, candidates, slot, self._streams.at("policy", decision_id))
+            choice = self._credit.choose(context, candidates, slot, self._streams.at("policy", decision_id))
         else:
-            is_certain = reason == "pinned"
-            choice = _named_choice(models.index(named), len(models), 1.0 if is_certain else named_propensity)
+            choice = recorded
+        routed, successes = choice.chosen, self._successes(program, models, choice)
+        if forecasts is not None and recorded is None and self._config.divert.when == "arrival":
+            luck = float(self._streams.at("divert", decision_id).random())
+            choice = self._divert.divert(choice, models, successes, [f.wait_s for f in forecasts], luck)
+        elif recorded is not None:
+            said = self.recorded[decision_id].routed
+            routed = models.index(said) if said is not None and said in models else routed
         chosen = models[choice.chosen]
+        is_diverted = routed != choice.chosen
         program.model, program.decision_id = chosen, decision_id
+        program.routed_model = models[routed] if is_diverted else None
+        self._remember(program, models, successes, None if forecasts is None else forecasts[choice.chosen], at_s)
         self._credit.await_verdict(
             Pending(
                 decision_id=decision_id,
@@ -97,7 +143,7 @@ class Routing:
                 model=chosen,
                 x=x,
                 slot=slot,
-                choice=choice if choice.propensities is None and named is None else None,
+                choice=choice if choice.propensities is None and named is None and not is_diverted else None,
                 learner_version=FOREIGN if reason == c.ESCALATION else self._credit.version,
             )
         )
@@ -108,11 +154,41 @@ class Routing:
             learner_version=self._credit.version,
             context_version=self._config.context.version,
             context=tuple(x.tolist()),
-            candidates=self._views(candidates, choice, at_s),
+            candidates=self._views(candidates, choice, at_s, successes, forecasts),
             chosen=chosen,
-            reason="policy_fallback" if choice.is_fallback else reason,
+            reason="policy_fallback" if choice.is_fallback else "divert" if is_diverted else reason,
             slot=slot,
+            routed=models[routed] if is_diverted else None,
         )
+
+    def _forecasts(
+        self, program: Program, models: Sequence[ModelId], turn: Turn | None, at_s: float
+    ) -> list[Forecast] | None:
+        """Every model's wait, where the divert rule is to be asked."""
+        if turn is None or not self._config.divert.is_on or len(models) < 2 or program.is_pinned:
+            return None
+        return [self._divert.forecast(m, turn, program, at_s) for m in models]
+
+    def _successes(self, program: Program, models: Sequence[ModelId], choice: Choice) -> list[float]:
+        """Expected success by model: the selector's index, or the table of verdicts where it has none."""
+        if len(choice.scores) == len(models):
+            return list(choice.scores)
+        return [self.successes.estimate(program.task_type, m) for m in models]
+
+    def _remember(
+        self,
+        program: Program,
+        models: Sequence[ModelId],
+        successes: Sequence[float],
+        forecast: Forecast | None,
+        at_s: float,
+    ) -> None:
+        """Keep what a later look at a held program needs, and what its wait was expected to be."""
+        if self._config.divert.when == "held" and not program.estimates:
+            program.estimates = dict(zip(models, successes, strict=True))
+        is_known = forecast is not None and forecast.base_s > 0.0
+        program.forecast_s = forecast.base_s if forecast is not None and is_known else None
+        program.forecast_from_s = at_s
 
     def _signals(self, model_id: ModelId, at_s: float) -> dict[str, Signal]:
         """What is known of a model's backends, as `backend/name`; what is too old is unknown (law L10)."""
@@ -124,9 +200,17 @@ class Routing:
             if signal.fresh(at_s, max_age_s) is not None
         }
 
-    def _views(self, candidates: Sequence[Candidate], choice: Choice, at_s: float) -> tuple[c.CandidateView, ...]:
+    def _views(
+        self,
+        candidates: Sequence[Candidate],
+        choice: Choice,
+        at_s: float,
+        successes: Sequence[float],
+        forecasts: Sequence[Forecast] | None,
+    ) -> tuple[c.CandidateView, ...]:
         views = []
         for i, candidate in enumerate(candidates):
+            forecast = None if forecasts is None else forecasts[i]
             views.append(
                 c.CandidateView(
                     candidate=candidate.name,
@@ -138,9 +222,21 @@ class Routing:
                     n_held=candidate.n_held,
                     headroom_ratio=candidate.headroom_ratio,
                     signals=self._signals(ModelId(candidate.name), at_s),
+                    expected_success=None if forecast is None else successes[i],
+                    wait_s=None if forecast is None else forecast.wait_s,
+                    wait_low_s=None if forecast is None else forecast.low_s,
+                    wait_high_s=None if forecast is None else forecast.high_s,
                 )
             )
         return tuple(views)
+
+
+def _least(known: list[float]) -> float | None:
+    return min(known, default=None)
+
+
+def _mean(known: list[float]) -> float | None:
+    return sum(known) / len(known) if known else None
 
 
 def _recorded_choice(recorded: c.RecordDecision | None, models: Sequence[ModelId]) -> Choice | None:

@@ -6,18 +6,22 @@ import msgspec
 
 from loadwise.kernel.errors import SchemaMismatch
 from loadwise.kernel.fact import Fact
-from loadwise.kernel.ids import DecisionId, ModelId, ProgramId, TurnId
+from loadwise.kernel.ids import BackendId, DecisionId, ModelId, ProgramId, TurnId
 from loadwise.kernel.pool import ModelSpec
 from loadwise.ledger.demand import Demand
+from loadwise.ledger.forecast import Errors
 from loadwise.ledger.ledger import Account
+from loadwise.ledger.overhead import Overhead
 
 from .backends import BackendState
 from .counts import Counts
 from .credit import CreditState
 from .desk import Desk
+from .order import standing
 from .pacing import PacingState
 from .pool import PoolChanges
 from .program import CalledOff, Program, Turn
+from .successes import Cell
 
 
 class RouterState(Fact, frozen=True, kw_only=True):
@@ -32,6 +36,11 @@ class RouterState(Fact, frozen=True, kw_only=True):
     accounts: dict[str, Account]
     demands: dict[str, Demand]
     orders: dict[str, list[int]]
+    passes: dict[str, dict[str, float]] = {}
+    """Of orders that remember more than their turns."""
+    overheads: dict[str, Overhead] = {}
+    forecast_errors: Errors = msgspec.field(default_factory=Errors)
+    successes: dict[str, dict[str, Cell]] = {}
     replica_policy: bytes
     credit: CreditState
     pacing: PacingState
@@ -65,6 +74,10 @@ def dump_router(desk: Desk) -> bytes:
             accounts=admission.ledger.account_by_backend,
             demands={str(name): demand for name, demand in admission.demand_by_model.items()},
             orders={str(name): list(order) for name, order in admission.order_by_model.items()},
+            passes={str(name): passes for name, o in admission.order_by_model.items() if (passes := o.dump())},
+            overheads={str(name): overhead for name, overhead in admission.books.overhead_by_backend.items()},
+            forecast_errors=desk.divert.errors,
+            successes=desk.routing.successes.cells,
             replica_policy=admission.replica_policy.dump(),
             credit=desk.credit.dump(),
             pacing=desk.pacing.dump(),
@@ -105,16 +118,26 @@ def load_router(desk: Desk, pool: PoolChanges, dumped: bytes) -> None:
 def _load_admission(desk: Desk, state: RouterState) -> None:
     admission = desk.admission
     admission.ledger.account_by_backend = state.accounts
-    admission.demand_by_model = {ModelId(name): demand for name, demand in state.demands.items()}
+    books = admission.books
+    books.demand_by_model = {ModelId(name): demand for name, demand in state.demands.items()}
+    books.model_by_backend = {BackendId(b.spec.name): ModelId(b.spec.model) for b in state.backends}
+    known = books.overhead_by_backend
+    books.overhead_by_backend = {
+        b: state.overheads.get(b) or known.get(b) or admission.new_overhead() for b in books.model_by_backend
+    }
     with suppress(SchemaMismatch):  # another replica policy is configured now: it begins anew
         admission.replica_policy.load(state.replica_policy)
     admission.order_by_model.clear()
     admission.n_held = 0
+    turns = {turn.turn_id: turn for turn in state.turns}
+    programs = {program.program_id: program for program in state.programs}
     for name, order in state.orders.items():
         admission.add_model(ModelId(name))
-        for turn_id in order:
-            admission.order_by_model[ModelId(name)].push(TurnId(turn_id))
+        made = admission.order_by_model[ModelId(name)]
+        for turn_id in map(TurnId, order):
+            made.push(turn_id, standing(turns[turn_id], programs[turns[turn_id].program_id]))
             admission.n_held += 1
+        made.load(state.passes.get(name, {}))
 
 
 def _load_tables(desk: Desk, state: RouterState) -> None:
@@ -126,11 +149,14 @@ def _load_tables(desk: Desk, state: RouterState) -> None:
     desk.called_off = {TurnId(turn_id): called_off for turn_id, called_off in state.called_off}
     table = desk.table
     table.by_id = {program.program_id: program for program in state.programs}
+    desk.admission.books.programs = table.by_id
     table.idle = {ProgramId(p): None for p in state.idle}
     table.verifying = {ProgramId(p): None for p in state.verifying}
     table.closed = {ProgramId(p): at_s for p, at_s in state.closed}
     desk.asked = {DecisionId(key): ProgramId(value) for key, value in state.asked.items()}
     desk.counts = state.counts
+    desk.divert.errors = state.forecast_errors
+    desk.routing.successes.cells = state.successes
     desk.routing.n_decisions = state.n_decisions
     if desk.ladder is not None and state.ladder:
         with suppress(SchemaMismatch):  # under another context or other rates it begins anew

@@ -43,7 +43,7 @@ class OpenTurn:
 class Agent:
     """One program under way."""
 
-    __slots__ = ("arrived_at_s", "context_tokens", "i_turn", "model", "program_id", "shape")
+    __slots__ = ("arrived_at_s", "context_tokens", "i_turn", "model", "n_turns", "program_id", "shape")
 
     def __init__(self, shape: ProgramShape, now_s: float) -> None:
         self.shape = shape
@@ -53,10 +53,18 @@ class Agent:
         self.context_tokens = 0
         self.model: str | None = None
         """The model that ran last."""
+        self.n_turns = len(shape.turns)
+        """On that model."""
 
     @property
     def is_at_last_turn(self) -> bool:
-        return self.i_turn + 1 >= len(self.shape.turns)
+        return self.i_turn + 1 >= self.n_turns
+
+    @property
+    def turn(self) -> TurnShape:
+        """The turn at hand; beyond the workload's turns they come again, the first one aside."""
+        turns = self.shape.turns
+        return turns[self.i_turn] if self.i_turn < len(turns) else turns[1 + (self.i_turn - 1) % (len(turns) - 1)]
 
 
 class Judge(Protocol):
@@ -118,12 +126,19 @@ class Agents:
             self._end(agent, outcome)
             return
         agent.context_tokens += output_tokens
-        if agent.is_at_last_turn:
+        if agent.model is not None:
+            agent.n_turns = self._truth.n_turns(agent.model, agent.shape)
+        if agent.is_at_last_turn or self._is_too_long(agent):
             self._end(agent, outcome)
             return
         agent.i_turn += 1
-        gap_s = agent.shape.turns[agent.i_turn].gap_s
+        gap_s = agent.turn.gap_s
         self._calendar.put(self._calendar.now_s + gap_s, Rank.AGENT, lambda: self._ask(agent))
+
+    def _is_too_long(self, agent: Agent) -> bool:
+        """Whether repeated turns have brought the context to its limit."""
+        is_beyond = agent.i_turn + 1 >= len(agent.shape.turns)
+        return is_beyond and agent.context_tokens >= self.workload.spec.context_limit_tokens
 
     def _schedule_open(self) -> None:
         if self._n_programs is None or self._n_scheduled < self._n_programs:
@@ -149,7 +164,7 @@ class Agents:
 
     def _ask(self, agent: Agent) -> None:
         now_s, spec = self._calendar.now_s, self.workload.spec
-        shape = agent.shape.turns[agent.i_turn]
+        shape = agent.turn
         agent.context_tokens += shape.growth_tokens
         self._n_turns += 1
         self._tally.n_turns += 1

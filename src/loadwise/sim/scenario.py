@@ -142,7 +142,7 @@ class Scenario(Fact, frozen=True, kw_only=True):
                 raise ConfigError(f"backend {used!r} is not in the pool; it has {', '.join(sorted(names))}")
         self._check_gpus(names)
         self._check_failures()
-        unknown = sorted((set(self.truth.success) | set(self.truth.output_ratio)) - set(config.models))
+        unknown = sorted({*self.truth.success, *self.truth.output_ratio, *self.truth.turns_ratio} - set(config.models))
         if unknown:
             raise ConfigError(f"truth knows {unknown[0]!r}, the pool only {', '.join(sorted(config.models))}")
         self._check_prompts()

@@ -8,7 +8,7 @@ from loadwise.kernel.errors import ConfigError
 from loadwise.kernel.fact import Fact
 from loadwise.kernel.streams import Streams
 
-from .workload import ProgramShape
+from .workload import MAX_TURNS, ProgramShape
 
 ANY = "*"
 
@@ -20,6 +20,9 @@ class TruthSpec(Fact, frozen=True, kw_only=True):
     """Model → task type → probability that a finished program is right; `"*"` stands for every other task type."""
     output_ratio: dict[str, float] = {}
     """Model → how many times the workload's output tokens it says; 1 where absent."""
+    turns_ratio: dict[str, float] = {}
+    """Model → how many times the workload's turns its programs take; 1 where absent. What comes beyond the workload's
+    turns repeats them, the first one aside."""
 
     def __post_init__(self) -> None:
         for model, row in self.success.items():
@@ -29,6 +32,9 @@ class TruthSpec(Fact, frozen=True, kw_only=True):
         for model, ratio in self.output_ratio.items():
             if not 0 < ratio <= 1000:
                 raise ConfigError(f"truth output_ratio of {model!r} is {ratio!r}; it must be in (0, 1000]")
+        for model, ratio in self.turns_ratio.items():
+            if not 0 < ratio <= 100:
+                raise ConfigError(f"truth turns_ratio of {model!r} is {ratio!r}; it must be in (0, 100]")
 
 
 class Truth:
@@ -50,6 +56,11 @@ class Truth:
         """Whether this model's whole run of this program would be right."""
         luck = float(self._streams.at(f"luck/{model}", program.number).random())
         return luck < self.success_probability(model, program)
+
+    def n_turns(self, model: str, program: ProgramShape) -> int:
+        """How many turns the program takes on this model."""
+        n = max(1, round(len(program.turns) * self._spec.turns_ratio.get(model, 1.0)))
+        return min(n, MAX_TURNS) if len(program.turns) > 1 else 1
 
     def output_tokens(self, model: str, output_tokens: int, limit_tokens: int | None) -> int:
         """What this model says where the workload drew `output_tokens`."""

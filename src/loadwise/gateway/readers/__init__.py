@@ -1,0 +1,1 @@
+"""Engines' own pages, read as signals: one reader per kind of engine."""

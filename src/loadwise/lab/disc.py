@@ -1,0 +1,301 @@
+"""Loads against presets on a pool of two models: admission, forecast and divert, and their peers, in one world.
+
+A cell is a whole run of the stack in virtual time: a closed loop of N programs in flight, waiting ones included, until
+108 are over. Every preset meets the same programs (their shapes follow from seed and number), the same engines, and the
+same luck (whether a model solves a program follows from seed, program and model). The selector is the same, too: it
+knows each model's success by kind of task. Kinds are bins of the success gap between the two models, which is drawn
+from a normal distribution such that a given share of programs does better on the dear one.
+
+Definitions: programs/h are those that submit within their budget, per hour of makespan; resolved are those among them
+whose model would solve them; a program out of budget is killed and counts for neither. The budget starts at admission,
+or at arrival. The hit ratio is the prefix tokens found on the dear backend.
+"""
+
+from collections.abc import Sequence
+from importlib import resources
+from statistics import NormalDist
+from typing import Any
+
+from loadwise.kernel.commands import Command, Dispatch, EndTurn, RecordDecision
+from loadwise.kernel.errors import ConfigError
+from loadwise.kernel.events import AttemptEnded, Event, TurnArrived
+from loadwise.kernel.fact import Fact
+from loadwise.kernel.work import AttemptOutcome
+from loadwise.router.machine import Router
+from loadwise.settings import open_stack, parse_yaml, preset_names
+from loadwise.sim.report import mean, percentile
+from loadwise.sim.scenario import Scenario, convert_scenario
+from loadwise.sim.vllm_engine import VllmEngineSpec
+from loadwise.sim.world import World
+
+LOADS = (8, 16, 32, 48, 64, 96, 128)
+PRESETS = (
+    "vllm_alone",
+    "static_cap",
+    "thunderagent",
+    "thunderagent_state",
+    "admission_only",
+    "oracle",
+    "fast",
+    "quality",
+)
+N_BINS = 16
+"""Kinds of task: enough that a bin's gap is the program's."""
+MAX_LOAD, MAX_PROGRAMS = 100_000, 1_000_000
+
+
+class Settings(Fact, frozen=True, kw_only=True):
+    """What differs from the world's file."""
+
+    n_programs: int | None = None
+    prefers: float | None = None
+    """Share of programs that do better on the dear model."""
+    spread: float | None = None
+    """Standard deviation of the success gap."""
+    budget_starts: str | None = None
+    beta: float | None = None
+    router: dict[str, Any] = {}
+    """Keys of a pool file's `router:` that win over preset and world."""
+
+
+class Cell(Fact, frozen=True, kw_only=True):
+    """One run."""
+
+    world: str
+    preset: str
+    load: int
+    seed: int
+    settings: Settings = Settings()
+
+
+class CellResult(Fact, frozen=True, kw_only=True):
+    """What became of it; seconds are virtual."""
+
+    programs_per_h: float
+    resolved: float
+    """Programs."""
+    resolved_per_h: float
+    hit_ratio: float
+    call_mean_s: float
+    call_p95_s: float
+    wait_mean_s: float
+    """From a program's arrival to its first dispatch."""
+    diverts: float
+    preemptions: float
+    killed: float
+    dear_share: float
+    """Of programs that ran, those on the dear model."""
+    admitted_dear: float
+    """Mean number of programs on the dear backend while somebody waited for it; 0 if nobody did."""
+    admitted_cheap: float
+    overhead_tokens: float
+    """Learned allowance of the dear backend at the end."""
+    forecast_n: float
+    """Waits that had been forecast and came to be."""
+    forecast_covered: float
+    """Those among them within the 80 % interval."""
+    forecast_within_2: float
+    """Those with four departures ahead or more whose point was within a factor of two, over `forecast_n_far`."""
+    forecast_n_far: float
+
+
+def world_names() -> tuple[str, ...]:
+    """Worlds that come with the package, sorted."""
+    files = resources.files("loadwise.lab").joinpath("worlds").iterdir()
+    return tuple(sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml")))
+
+
+def read_world(name: str) -> dict[str, Any]:
+    """A world's file.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    if name not in world_names():
+        raise ConfigError(f"pool {name!r} is unknown; known: {', '.join(world_names())}")
+    text = resources.files("loadwise.lab").joinpath("worlds", f"{name}.yaml").read_text(encoding="utf-8")
+    return parse_yaml(text, where=f"world {name}")
+
+
+def check_cell(cell: Cell) -> None:
+    """Refuse what could not run, before anything does."""
+    if cell.preset not in preset_names():
+        raise ConfigError(f"preset {cell.preset!r} is unknown; known: {', '.join(preset_names())}")
+    if not 1 <= cell.load <= MAX_LOAD:
+        raise ConfigError(f"load is {cell.load!r}; it must be in 1..{MAX_LOAD}")
+    settings = cell.settings
+    if settings.n_programs is not None and not 1 <= settings.n_programs <= MAX_PROGRAMS:
+        raise ConfigError(f"programs is {settings.n_programs!r}; it must be in 1..{MAX_PROGRAMS}")
+    if settings.prefers is not None and not 0.0 < settings.prefers < 1.0:
+        raise ConfigError(f"prefers is {settings.prefers!r}; it must be in (0, 1)")
+    if settings.spread is not None and not 0.0 < settings.spread <= 1.0:
+        raise ConfigError(f"spread is {settings.spread!r}; it must be in (0, 1]")
+
+
+def success_table(
+    dear: str, cheap: str, *, middle: float, prefers: float, spread: float
+) -> dict[str, dict[str, float]]:
+    """Success by model and kind: bins of equal weight of a normal gap, around a common middle.
+
+    >>> table = success_table("d", "c", middle=0.57, prefers=0.99, spread=0.1)
+    >>> sum(table["d"].values()) / 16 - sum(table["c"].values()) / 16 > 0.2
+    True
+    """
+    gap = NormalDist(NormalDist().inv_cdf(prefers) * spread, spread)
+    table: dict[str, dict[str, float]] = {dear: {}, cheap: {}}
+    for i in range(N_BINS):
+        half = gap.inv_cdf((i + 0.5) / N_BINS) / 2.0
+        for model, p in ((dear, middle + half), (cheap, middle - half)):
+            table[model][f"gap{i:02d}"] = min(max(round(p, 4), 0.0), 1.0)
+    return table
+
+
+def scenario_of(cell: Cell) -> Scenario:
+    """The world of a cell, under its preset."""
+    check_cell(cell)
+    document, settings = read_world(cell.world), cell.settings
+    gap, caps, state_tokens = (document.pop(key) for key in ("gap", "caps", "state_tokens"))
+    prefers = gap["prefers"] if settings.prefers is None else settings.prefers
+    spread = gap["spread"] if settings.spread is None else settings.spread
+    table = success_table(gap["dear"], gap["cheap"], middle=gap["middle"], prefers=prefers, spread=spread)
+    pool, workload = document["pool"], document["workload"]
+    router: dict[str, Any] = pool["router"]
+    router["policy"] = {"name": "known", "success": table}
+    if cell.preset == "static_cap":
+        router["admission"] = {**router.get("admission", {}), "cap_by_model": caps}
+    if cell.preset == "thunderagent_state":
+        router["admission"] = {**router.get("admission", {}), "pause": {"state_tokens": state_tokens}}
+    if settings.budget_starts is not None:
+        router["budget_starts"] = settings.budget_starts
+    if settings.beta is not None:
+        router["beta"] = settings.beta
+    for key, value in settings.router.items():
+        router[key] = {**router.get(key, {}), **value} if isinstance(value, dict) else value
+    pool["preset"] = cell.preset
+    pool["task_types"] = {name: {} for name in table[gap["dear"]]}
+    workload["task_types"] = dict.fromkeys(table[gap["dear"]], 1)
+    workload["arrivals"]["n_agents"] = cell.load
+    document["truth"]["success"] = table
+    document["n_programs"] = document["n_programs"] if settings.n_programs is None else settings.n_programs
+    return _with_capacity(convert_scenario(document, cell.world), document, cell.world)
+
+
+def _with_capacity(scenario: Scenario, document: dict[str, Any], name: str) -> Scenario:
+    """Declare what each engine would say of itself: blocks times their size."""
+    for backend in document["pool"]["backends"]:
+        engine = scenario.engines[backend["name"]]
+        assert isinstance(engine, VllmEngineSpec)
+        backend.setdefault("kv_tokens", engine.n_blocks * engine.block_tokens)
+    return convert_scenario(document, name)
+
+
+class Observer:
+    """Sees what a journal would: every event and its commands."""
+
+    def __init__(self, router: Router, backends: Sequence[str]) -> None:
+        self._router = router
+        self._backends = backends
+        self._began_at_s: dict[tuple[int, int], float] = {}
+        self._arrived_at_s: dict[str, float] = {}
+        self._started: set[str] = set()
+        self._interval: dict[str, tuple[float, float, float, int]] = {}
+        self.calls_s: list[float] = []
+        self.waits_s: list[float] = []
+        self.forecasts: list[tuple[float, float, float, int, float]] = []
+        """(point, low, high, departures ahead, realised) of waits that came to be."""
+        self.n_killed = 0
+        self._admitted: dict[str, list[float]] = {name: [0.0, 0.0] for name in backends}
+        self._seen_at_s = 0.0
+
+    def append(self, event: Event, commands: list[Command]) -> None:
+        """Take one event in."""
+        self._count_admitted(event.at_s)
+        if isinstance(event, TurnArrived) and event.program_id not in self._started:
+            self._arrived_at_s.setdefault(event.program_id, event.at_s)
+        elif isinstance(event, AttemptEnded):
+            began_at_s = self._began_at_s.pop((event.turn_id, event.attempt), None)
+            if began_at_s is not None and event.outcome is AttemptOutcome.COMPLETED:
+                self.calls_s.append(event.at_s - began_at_s)
+        for command in commands:
+            if isinstance(command, Dispatch):
+                self._dispatched(command, event.at_s)
+            elif isinstance(command, RecordDecision):
+                self._decided(command)
+            elif isinstance(command, EndTurn) and command.code == "budget_exceeded":
+                self.n_killed += 1
+
+    def flush(self) -> None:
+        """Nothing is written anywhere."""
+
+    def mean_admitted(self, backend: str) -> float:
+        """Programs that held a place there, averaged over the time in which somebody waited for its model."""
+        total, seconds = self._admitted[backend]
+        return total / seconds if seconds > 0 else 0.0
+
+    def _count_admitted(self, at_s: float) -> None:
+        seconds, self._seen_at_s = at_s - self._seen_at_s, at_s
+        if seconds <= 0.0:
+            return
+        admission = self._router.admission
+        for name in self._backends:
+            state = self._router.backends.by_id[name]  # type: ignore[index]
+            if len(admission.order_by_model[state.spec.model]):  # type: ignore[index]
+                kept = self._admitted[name]
+                kept[0] += seconds * len(admission.ledger.account_by_backend[name].amount_by_key)
+                kept[1] += seconds
+
+    def _decided(self, decision: RecordDecision) -> None:
+        view = next(view for view in decision.candidates if view.candidate == decision.chosen)
+        if view.wait_s and view.wait_low_s is not None and view.wait_high_s is not None:
+            self._interval[decision.program_id] = (view.wait_s, view.wait_low_s, view.wait_high_s, view.n_held)
+        else:
+            self._interval.pop(decision.program_id, None)
+
+    def _dispatched(self, command: Dispatch, at_s: float) -> None:
+        self._began_at_s[command.turn_id, command.attempt] = at_s
+        if command.program_id in self._started:
+            return
+        self._started.add(command.program_id)
+        arrived_at_s = self._arrived_at_s.pop(command.program_id)
+        self.waits_s.append(at_s - arrived_at_s)
+        forecast = self._interval.pop(command.program_id, None)
+        if forecast is not None:
+            self.forecasts.append((*forecast, at_s - arrived_at_s))
+
+
+def run_cell(cell: Cell) -> CellResult:
+    """Run one cell to its end, laws checked."""
+    scenario = scenario_of(cell)
+    stack = open_stack(scenario.config, cell.seed)
+    router = stack.machine_by_name["router"]
+    assert isinstance(router, Router)
+    dear = scenario.pool["backends"][0]["name"]
+    cheap = scenario.pool["backends"][1]["name"]
+    observer = Observer(router, (dear, cheap))
+    hold_limit_s = scenario.config.router.hold_max_s
+    world = World(scenario, stack, cell.seed, journal=observer, hold_limit_s=hold_limit_s, is_compiled=True)
+    report = world.run()
+    signals = {name: backend.signals(world.calendar.now_s) for name, backend in world.fleet.backends.items()}
+    n_resolved = world.tally.n_solved
+    waits = [forecast for forecast in observer.forecasts if forecast[0] > 0.0]
+    far = [forecast for forecast in waits if forecast[3] >= 4]
+    return CellResult(
+        programs_per_h=report.programs_per_h,
+        resolved=float(n_resolved),
+        resolved_per_h=n_resolved * 3600.0 / report.elapsed_s if report.elapsed_s > 0 else 0.0,
+        hit_ratio=signals[dear]["prefix_hits_tokens"] / max(signals[dear]["prefix_queries_tokens"], 1.0),
+        call_mean_s=mean(observer.calls_s) or 0.0,
+        call_p95_s=percentile(observer.calls_s, 0.95) or 0.0,
+        wait_mean_s=mean(observer.waits_s) or 0.0,
+        diverts=float(router.counts.diverts),
+        preemptions=sum(values["n_preemptions"] for values in signals.values()),
+        killed=float(scenario.n_programs or 0) - report.programs.get("finished", 0),
+        dear_share=report.share.get(scenario.pool["backends"][0]["model"], 0.0),
+        admitted_dear=observer.mean_admitted(dear),
+        admitted_cheap=observer.mean_admitted(cheap),
+        overhead_tokens=float(router.admission.books.overhead_tokens(dear)),
+        forecast_n=float(len(waits)),
+        forecast_covered=float(sum(low <= real <= high for _, low, high, _, real in waits)),
+        forecast_within_2=float(sum(point / 2 <= real <= 2 * point for point, _, _, _, real in far)),
+        forecast_n_far=float(len(far)),
+    )

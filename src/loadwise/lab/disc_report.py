@@ -1,0 +1,174 @@
+"""Cells over seeds: means with bootstrap intervals, paired ratios, one JSON object, one table."""
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from loadwise import __version__
+from loadwise.kernel.errors import ConfigError
+from loadwise.sim.compiled import HAS_NUMBA
+
+from .bootstrap import interval
+from .disc import Cell, CellResult, Settings, check_cell, run_cell, scenario_of
+from .report import commit, machine
+
+N_DRAWS = 2000
+MAX_CELLS, MAX_PROCESSES = 1_000_000, 256
+RATIOS = (
+    ("oracle", "thunderagent"),
+    ("oracle", "thunderagent_state"),
+    ("oracle", "static_cap"),
+    ("fast", "oracle"),
+    ("quality", "admission_only"),
+)
+"""Pairs of presets whose programs per hour are compared, seed by seed."""
+
+
+class Ran(NamedTuple):
+    """A cell and its result."""
+
+    cell: Cell
+    result: CellResult
+
+
+def cells(
+    worlds: Sequence[str], presets: Sequence[str], loads: Sequence[int], seeds: Iterable[int], settings: Settings
+) -> list[Cell]:
+    """Every combination, seed by seed, so that an interrupted run is balanced."""
+    return [
+        Cell(world=world, preset=preset, load=load, seed=seed, settings=settings)
+        for seed in seeds
+        for world in worlds
+        for load in loads
+        for preset in presets
+    ]
+
+
+def run_cells(todo: Sequence[Cell], n_processes: int, tell: Callable[[str], None] = lambda _: None) -> list[Ran]:
+    """Run cells in processes of their own.
+
+    Raises:
+        ConfigError: nothing to do, or something that could not run.
+        LawBroken: a law does not hold in a cell.
+    """
+    if not 1 <= len(todo) <= MAX_CELLS:
+        raise ConfigError(f"{len(todo)} cells are to be run; it must be 1 to {MAX_CELLS}")
+    if not 1 <= n_processes <= MAX_PROCESSES:
+        raise ConfigError(f"--processes is {n_processes!r}; it must be in 1..{MAX_PROCESSES}")
+    for cell in todo:
+        check_cell(cell)
+    for cell in {(c.world, c.preset): c for c in todo}.values():
+        scenario_of(cell)
+    if n_processes == 1:
+        return _collect(todo, map(run_cell, todo), tell)
+    # Not fork: a child must not inherit locks of a parent's threads.
+    with ProcessPoolExecutor(n_processes, mp_context=get_context("spawn")) as pool:
+        return _collect(todo, pool.map(run_cell, todo), tell)
+
+
+def _collect(todo: Sequence[Cell], results: Iterable[CellResult], tell: Callable[[str], None]) -> list[Ran]:
+    ran = []
+    for cell, result in zip(todo, results, strict=True):
+        ran.append(Ran(cell, result))
+        if len(ran) % 20 == 0:
+            tell(f"{len(ran)} of {len(todo)} cells")
+    return ran
+
+
+def by_setting(ran: Sequence[Ran]) -> dict[tuple[str, str, int], list[Ran]]:
+    """Runs of one world, preset and load together, in the order in which they were asked for."""
+    groups: dict[tuple[str, str, int], list[Ran]] = {}
+    for one in ran:
+        groups.setdefault((one.cell.world, one.cell.preset, one.cell.load), []).append(one)
+    return groups
+
+
+def cell_object(group: Sequence[Ran], rng: np.random.Generator) -> dict[str, Any]:
+    """Means over seeds, and 95 % bootstrap intervals over seeds where there are several."""
+    cell = group[0].cell
+    values = {name: np.array([getattr(one.result, name) for one in group]) for name in CellResult.__struct_fields__}
+    said: dict[str, Any] = {"pool": cell.world, "preset": cell.preset, "n_programs": cell.load, "n_seeds": len(group)}
+    said |= {name: float(column.mean()) for name, column in values.items()}
+    said["ci95"] = {}
+    if len(group) > 1:
+        draws = rng.integers(len(group), size=(N_DRAWS, len(group)))
+        said["ci95"] = {name: list(interval(column[draws].mean(axis=1))) for name, column in values.items()}
+    return said
+
+
+def paired_ratios(ran: Sequence[Ran], rng: np.random.Generator) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """Programs per hour of one preset over another's, on the same seeds; the interval is a bootstrap over seeds."""
+    groups = by_setting(ran)
+    values: dict[str, float] = {}
+    bounds: dict[str, list[float]] = {}
+    for (world, preset, load), group in groups.items():
+        for ours, other in RATIOS:
+            rivals = groups.get((world, other, load))
+            if preset != ours or rivals is None:
+                continue
+            pairs = np.array(
+                [(a.result.programs_per_h, b.result.programs_per_h) for a, b in zip(group, rivals, strict=True)]
+            )
+            if pairs[:, 1].mean() <= 0:
+                continue
+            key = f"{world}.{load}.{ours}_over_{other}"
+            values[key] = float(pairs[:, 0].mean() / pairs[:, 1].mean())
+            if len(pairs) > 1:
+                drawn = pairs[rng.integers(len(pairs), size=(N_DRAWS, len(pairs)))].mean(axis=1)
+                bounds[key] = list(interval(drawn[:, 0] / np.maximum(drawn[:, 1], 1e-9)))
+    return values, bounds
+
+
+def disc_json(ran: Sequence[Ran], settings: Settings) -> dict[str, Any]:
+    """The one object of `--json`."""
+    rng = np.random.default_rng(0)
+    values, bounds = paired_ratios(ran, rng)
+    return {
+        "name": "lab.disc",
+        "version": __version__,
+        "commit": commit(),
+        "machine": machine(),
+        "seeds": sorted({one.cell.seed for one in ran}),
+        "config": {
+            "numba": HAS_NUMBA,
+            "load_average": os.getloadavg()[0],
+            "selector": "known",
+            **{name: value for name, value in msgspec.structs.asdict(settings).items() if value not in (None, {})},
+        },
+        "values": values,
+        "ci95": bounds,
+        "peers": {},
+        "checks": [],
+        "cells": [cell_object(group, rng) for group in by_setting(ran).values()],
+    }
+
+
+def disc_rows(ran: Sequence[Ran]) -> list[tuple[str, ...]]:
+    """The table's cells, a heading first."""
+    rng = np.random.default_rng(0)
+    heading = (
+        "pool",
+        "in flight",
+        "preset",
+        "programs/h",
+        "resolved",
+        "resolved/h",
+        "hit",
+        "call s",
+        "p95 s",
+        "wait s",
+    )
+    rows: list[tuple[str, ...]] = [(*heading, "diverts", "preempted", "killed", "dear")]
+    for group in by_setting(ran).values():
+        one = cell_object(group, rng)
+        numbers = [f"{one[name]:.1f}" for name in ("programs_per_h", "resolved", "resolved_per_h")]
+        numbers += [f"{one['hit_ratio']:.3f}"]
+        numbers += [f"{one[name]:.1f}" for name in ("call_mean_s", "call_p95_s", "wait_mean_s", "diverts")]
+        numbers += [f"{one['preemptions']:.0f}", f"{one['killed']:.1f}", f"{one['dear_share']:.2f}"]
+        rows.append((one["pool"], str(one["n_programs"]), one["preset"], *numbers))
+    return rows

@@ -1,0 +1,246 @@
+"""How long a program would wait for a model, and whether it had better run on another.
+
+The divert rule (ORACLE, Eq. 4) compares success and wait on one scale:
+
+    S_m = (1 - beta) a_m - beta * s(w_m / w0),   s(u) = min(u, 1) in the paper
+
+with a_m the selector's index of the model, or the success table's estimate where the selector has none. The best S
+wins, the incumbent keeps ties. The paper asks once, at the program's first turn. Since nothing of a held program is
+cached anywhere, asking again while it waits is free, and later answers are better ones: with `when: held` programs are
+bound late. They stand in the line of the model that the selector chose, and whenever another has room to spare,
+`best_move` takes the one from the line that loses least by going there, if the line is long enough for that.
+
+An exploring choice is not overruled, or exploration would end where load begins (law L12): of a policy with a floor,
+what it drew by chance stays, and so does the share of the best choice that chance would have drawn.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from loadwise.kernel.ids import BackendId, ModelId, ProgramId, TurnId
+from loadwise.ledger.forecast import NO_WAIT, Departures, Errors, Forecast, mean_wait_s
+from loadwise.policy.base import Choice
+
+from .admission import Admission
+from .backends import Backends
+from .config import RouterConfig
+from .program import Program, Turn
+
+PLACES_MAX = 64
+"""Held programs of one model that are looked at for a move: those next to start gain least by it, so from the front."""
+
+
+class Move(NamedTuple):
+    """A held program that had better start elsewhere now."""
+
+    turn: Turn
+    program: Program
+    model: ModelId
+
+
+class Divert:
+    """Forecasts and compares; changes nothing but what it learns of its own errors."""
+
+    def __init__(self, config: RouterConfig, backends: Backends, admission: Admission) -> None:
+        self._config = config
+        self._backends = backends
+        self._admission = admission
+        self.errors = Errors()
+
+    # --- forecasts ---
+
+    def forecast(self, model_id: ModelId, turn: Turn | None, program: Program, at_s: float) -> Forecast:
+        """The wait of a program that would join the model's order now.
+
+        Args:
+            turn: its first; None where there is none to be placed, and then only the line counts.
+        """
+        n_ahead = self._n_held(model_id, at_s)
+        if n_ahead == 0 and turn is not None and self._admission.room_at(model_id, turn, program, at_s) is not None:
+            return NO_WAIT
+        return self.forecast_behind(model_id, n_ahead, at_s)
+
+    def forecast_behind(self, model_id: ModelId, n_ahead: int, at_s: float) -> Forecast:
+        """The wait behind so many others."""
+        return self.line(model_id, n_ahead, at_s)(n_ahead)
+
+    def line(self, model_id: ModelId, n_most: int, at_s: float) -> Callable[[int], Forecast]:
+        """The waits of all who stand in a model's line, by how many stand before them."""
+        demands = [self._admission.demand_by_model[m] for m in self._sharing(model_id, at_s)]
+        elapsed_s = self._elapsed_s(model_id, at_s)
+        if self._config.divert.forecast == "mean":
+            run_s = sum(demand.expected_run_s for demand in demands) / len(demands)
+
+            def mean(n_ahead: int) -> Forecast:
+                base_s = mean_wait_s(n_ahead, len(elapsed_s), run_s)
+                return Forecast(wait_s=base_s, low_s=base_s, high_s=base_s, base_s=base_s)
+
+            return mean
+        departures = Departures(elapsed_s, [s for demand in demands for s in demand.runs_s], n_most)
+        return lambda n_ahead: self.errors.corrected(departures.wait_s(n_ahead))
+
+    def _backends_sharing(self, model_id: ModelId, at_s: float) -> list[BackendId]:
+        """Backends whose departures make room for the model: its own, and those that use the same caches."""
+        ledger = self._admission.ledger
+        ids = self._backends.usable(model_id, at_s) or self._backends.all_of(model_id)
+        return list(dict.fromkeys(BackendId(m) for b in ids for m in ledger.members(b)))
+
+    def _sharing(self, model_id: ModelId, at_s: float) -> list[ModelId]:
+        """Models that wait for the same room, itself first."""
+        by_backend = self._admission.books.model_by_backend
+        return list(dict.fromkeys([model_id, *(by_backend[b] for b in self._backends_sharing(model_id, at_s))]))
+
+    def _n_held(self, model_id: ModelId, at_s: float) -> int:
+        return sum(len(self._admission.order_by_model[m]) for m in self._sharing(model_id, at_s))
+
+    def _elapsed_s(self, model_id: ModelId, at_s: float) -> list[float]:
+        """How long each program has run that holds a place there."""
+        books, found = self._admission.books, []
+        for backend_id in self._backends_sharing(model_id, at_s):
+            for key in books.ledger.account_by_backend[backend_id].amount_by_key:
+                program = books.programs.get(ProgramId(key))
+                began_at_s = at_s if program is None or program.admitted_at_s is None else program.admitted_at_s
+                found.append(max(at_s - began_at_s, 0.0))
+        return found
+
+    # --- the rule ---
+
+    def score(self, success: float, wait_s: float, run_s: float = 0.0) -> float:
+        """S_m: success against wait."""
+        beta, w0 = self._config.trade.wait_weight, self._config.trade.wait_reference_s
+        ratio = (wait_s + (run_s if self._config.divert.prices_run else 0.0)) / w0
+        saturation = self._config.divert.saturation
+        if saturation == "clip":
+            ratio = min(ratio, 1.0)
+        elif saturation == "soft":
+            ratio = ratio / (1.0 + ratio)
+        return (1.0 - beta) * success - beta * ratio
+
+    def score_of(self, model_id: ModelId, success: float, wait_s: float) -> float:
+        """S_m of a model, with its run time where that is priced."""
+        return self.score(self.expected(model_id, success), wait_s, self._run_s(model_id))
+
+    def expected(self, model_id: ModelId, success: float) -> float:
+        """Expected success; where run time is priced, only of programs that end within their budget."""
+        if not self._config.divert.prices_run:
+            return success
+        return success * self._admission.demand_by_model[model_id].finished_ratio
+
+    def _run_s(self, model_id: ModelId) -> float:
+        return self._admission.demand_by_model[model_id].expected_run_s
+
+    def target(
+        self, incumbent: int, models: Sequence[ModelId], successes: Sequence[float], waits_s: Sequence[float]
+    ) -> int:
+        """The index of the model that a program had better run on; the incumbent on ties."""
+        scores = [self.score_of(m, a, w) for m, a, w in zip(models, successes, waits_s, strict=True)]
+        best = max(range(len(models)), key=lambda i: (scores[i], i == incumbent))
+        return best if scores[best] > scores[incumbent] else incumbent
+
+    def divert(
+        self,
+        choice: Choice,
+        models: Sequence[ModelId],
+        successes: Sequence[float],
+        waits_s: Sequence[float],
+        luck: float,
+    ) -> Choice:
+        """The choice after the rule, with the propensities of what runs.
+
+        Args:
+            luck: uniform in [0, 1); decides whether a best choice counts as drawn by chance.
+        """
+        propensities = choice.propensities
+        greedy = _greedy(choice)
+        kept = [_kept_share(i, greedy, propensities) for i in range(len(models))]
+        targets = [self.target(i, models, successes, waits_s) for i in range(len(models))]
+        chosen = choice.chosen if luck < kept[choice.chosen] else targets[choice.chosen]
+        after: tuple[float, ...] | None = None
+        if propensities is not None:
+            mass = [p * k for p, k in zip(propensities, kept, strict=True)]
+            for i, j in enumerate(targets):
+                mass[j] += propensities[i] * (1.0 - kept[i])
+            after = tuple(mass)
+        return Choice(
+            chosen=chosen,
+            scores=choice.scores,
+            means=choice.means,
+            widths=choice.widths,
+            propensities=after,
+            is_fallback=choice.is_fallback,
+        )
+
+    # --- while held ---
+
+    def best_move(
+        self,
+        models: Sequence[ModelId],
+        turns: Mapping[TurnId, Turn],
+        programs: Mapping[ProgramId, Program],
+        at_s: float,
+    ) -> Move | None:
+        """The held program that had better start on another model at once, if there is one.
+
+        Whoever leaves a line moves all behind one place forward, so what a departure is worth is the wait of the last
+        in line, whoever it is that departs. Hence the smallest success gap in the line is held against that wait.
+        """
+        best: tuple[float, int, Move] | None = None
+        for home in models:
+            order = self._admission.order_by_model[home]
+            away = [m for m in models if m != home and not self._admission.order_by_model[m]]
+            if not len(order) or not away:
+                continue
+            wait_s = self.line(home, len(order), at_s)(len(order) - 1).wait_s
+            for place, turn_id in enumerate(order):
+                if place >= PLACES_MAX:
+                    break
+                turn = turns[turn_id]
+                program = programs[turn.program_id]
+                if not may_move(turn, program):
+                    continue
+                for model_id in away:
+                    gap = self._gap(home, model_id, program, wait_s)
+                    if gap is None or (best is not None and (gap, place) >= best[:2]):
+                        continue
+                    if self._admission.room_at(model_id, turn, program, at_s) is not None:
+                        best = (gap, place, Move(turn, program, model_id))
+        return None if best is None else best[2]
+
+    def _gap(self, home: ModelId, away: ModelId, program: Program, wait_s: float) -> float | None:
+        """What success the move costs; None where staying is better."""
+        stays, goes = program.estimates.get(home), program.estimates.get(away)
+        if stays is None or goes is None or not self.score_of(away, goes, 0.0) > self.score_of(home, stays, wait_s):
+            return None
+        return self.expected(home, stays) - self.expected(away, goes)
+
+
+def may_move(turn: Turn, program: Program) -> bool:
+    """Whether a held turn's program has nothing anywhere yet, and nobody has named its model."""
+    return (
+        not turn.is_side
+        and not program.is_pinned
+        and program.n_turns == 0
+        and program.admitted_at_s is None
+        and len(program.open_turns) == 1
+    )
+
+
+def _greedy(choice: Choice) -> int | None:
+    """What the policy holds for best; None where it has no scores and every choice of it is as good as another."""
+    if not choice.scores:
+        return None
+    top = max(choice.scores)
+    if choice.propensities is None:
+        return choice.scores.index(top)
+    return max(range(len(choice.scores)), key=lambda i: (choice.propensities[i], choice.scores[i]))  # type: ignore[index]
+
+
+def _kept_share(index: int, greedy: int | None, propensities: tuple[float, ...] | None) -> float:
+    """Share of a choice's probability that is exploration, and is not overruled."""
+    if greedy is None:
+        return 0.0
+    if index != greedy:
+        return 1.0
+    if propensities is None or not propensities[index] > 0.0:
+        return 0.0
+    return min(propensities) / propensities[index]

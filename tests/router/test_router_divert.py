@@ -1,0 +1,268 @@
+"""The divert rule, its identities, its forecasts, and programs that move while they are held or when a backend dies."""
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+from router_host import Host, backend, find, kinds, make_stack
+
+from loadwise.kernel import commands as c
+from loadwise.kernel.work import Usage
+from loadwise.policy.base import Choice
+from loadwise.policy.registry import PolicySpec
+from loadwise.router.config import AdmissionConfig, DivertConfig, TradeConfig
+
+KNOWN = PolicySpec(name="known", options={"success": {"small": {"*": 0.5}, "large": {"*": 0.7}}})
+EVERY = ("arrival", "held")
+
+
+def host(*backends, policy=KNOWN, beta=0.5, when="arrival", **divert) -> Host:
+    """A host whose selector prefers `large`, by 20 points."""
+    router = {name: divert.pop(name) for name in list(divert) if name not in DivertConfig.__struct_fields__}
+    trade = TradeConfig(beta=beta)
+    return Host(
+        make_stack(
+            *(backends or (backend("a", slots=1), backend("b", "large", slots=1))),
+            policy=policy,
+            trade=trade,
+            divert=DivertConfig(when=when, **divert),
+            expected_run_s=600.0,
+            **router,
+        )
+    )
+
+
+def scores_of(config: DivertConfig, beta: float, successes: list[float], waits_s: list[float]) -> int:
+    """The rule alone, over two models, of which the first is the selector's."""
+    h = host(beta=beta, when="arrival", saturation=config.saturation)
+    return h.router.desk.divert.target(0, ["large", "small"], successes, waits_s)
+
+
+units = st.floats(0.0, 1.0)
+waits = st.floats(0.0, 599.0)
+
+
+@given(a=units, b=units, w=waits, v=waits)
+def test_without_a_weight_nothing_is_ever_diverted(a, b, w, v):
+    """beta = 0: the incumbent has the highest index, so it wins (ORACLE, C.1)."""
+    assert scores_of(DivertConfig(), 0.0, sorted([a, b], reverse=True), [w, v]) == 0
+
+
+@given(a=units, b=units, w=waits, v=waits)
+def test_with_all_weight_the_shorter_wait_wins(a, b, w, v):
+    """beta = 1: whatever the success; equal waits leave the incumbent."""
+    assert scores_of(DivertConfig(), 1.0, [a, b], [w, v]) == int(v < w)
+
+
+@given(gap=units, w=waits, v=waits, beta=st.floats(0.05, 0.95))
+def test_below_saturation_only_the_ratio_counts(gap, w, v, beta):
+    """Divert iff w - w' > ((1 - beta) w0 / beta) (a - a'), away from rounding."""
+    margin = (w - v) - (1 - beta) * 600.0 / beta * gap
+    if abs(margin) > 1e-6:
+        assert scores_of(DivertConfig(), beta, [1.0, 1.0 - gap], [w, v]) == int(margin > 0)
+
+
+def test_two_waits_beyond_the_reference_look_alike_unless_saturation_is_soft():
+    """The paper's defect, documented: 3000 s against 650 s does not divert; soft saturation and none do."""
+    waits_s, successes = [3000.0, 650.0], [0.7, 0.6]
+    assert scores_of(DivertConfig(), 0.5, successes, waits_s) == 0
+    assert scores_of(DivertConfig(saturation="soft"), 0.5, successes, waits_s) == 1
+    assert scores_of(DivertConfig(saturation="none"), 0.5, successes, waits_s) == 1
+
+
+def test_the_rule_is_asked_once_at_the_boundary_and_credit_goes_where_it_ran():
+    """The first fills the dear model; the second is diverted, says so, and its verdict is the other model's."""
+    h = host()
+    first = find(h.arrive("p"), c.RecordDecision)
+    assert (first.chosen, first.routed, first.reason) == ("large", None, "policy")
+    assert [view.wait_s for view in first.candidates] == [0.0, 0.0]
+    second = find(h.arrive("q"), c.RecordDecision)
+    assert (second.chosen, second.routed, second.reason) == ("small", "large", "divert")
+    assert {v.candidate: v.wait_s for v in second.candidates} == {"small": 0.0, "large": 600.0}
+    assert {v.candidate: v.expected_success for v in second.candidates} == {"small": 0.5, "large": 0.7}
+    h.end_attempt(2)
+    h.finish("q")
+    assert find(h.judge("q"), c.RecordCredit).model == "small"
+    assert h.router.counts.diverts == 1
+
+
+def test_a_gap_that_is_worth_the_wait_is_waited_for():
+    """20 points at beta .2 are worth 480 s; a wait of 300 s is not enough."""
+    h = host(beta=0.2)
+    h.router.admission.demand_by_model["large"].prior_run_s = 300.0
+    h.arrive("p")
+    assert kinds(h.arrive("q")) == ["RecordDecision"]
+    assert h.router.table.by_id["q"].model == "large"
+
+
+@pytest.mark.parametrize("when", EVERY)
+def test_pinned_programs_are_never_diverted(when):
+    """The client has named the model."""
+    h = host(when=when)
+    h.arrive("p")
+    find(h.arrive("q", model="large"), c.RecordDecision, chosen="large", reason="pinned")
+    h.finish("q")
+    assert h.router.counts.diverts == 0
+
+
+def test_selectors_without_estimates_are_judged_by_the_table_of_verdicts():
+    """A selector that knows no success gets one from verdicts by kind of task; then the rule works under it, too."""
+    h = host(policy=PolicySpec(name="fixed", options={"candidate": "large"}), beta=0.8)
+    for n in range(8):
+        h.serve(f"t{n}")
+        h.finish(f"t{n}")
+        h.judge(f"t{n}", "pass")
+    learned = h.router.desk.routing.successes
+    assert learned.estimate(None, "large") > 0.85 > learned.estimate(None, "small") == 0.5
+    h.arrive("p")
+    assert find(h.arrive("q"), c.RecordDecision).chosen == "small"
+
+
+def test_a_program_moves_while_it_is_held_and_the_smallest_gap_goes_first():
+    """Room on the cheap model takes the held program that loses least by it, not the first in line."""
+    table = {"small": {"near": 0.69, "far": 0.3, "*": 0.5}, "large": {"*": 0.7}}
+    h = host(policy=PolicySpec(name="known", options={"success": table}), when="held", beta=0.5)
+    h.arrive("on large")
+    h.arrive("on small", task_type="near")
+    assert h.router.table.by_id["on small"].model == "small"
+    h.arrive("far", task_type="far")
+    h.arrive("near", task_type="near")
+    assert [h.router.table.by_id[name].model for name in ("far", "near")] == ["large", "large"]
+    h.end_attempt(2)
+    freed = h.finish("on small")
+    assert find(freed, c.Dispatch).program_id == "near"
+    assert find(freed, c.RecordDecision, reason="divert").routed == "large"
+    assert h.router.table.by_id["near"].wait_s == 0.0
+
+
+def test_who_has_started_does_not_move():
+    """A program that has had an answer keeps its model, whatever the wait."""
+    h = host(when="held", park_s=1.0)
+    h.serve("p")
+    h.after(2.0).wake()
+    h.arrive("q")
+    h.after(1.0)
+    h.arrive("p")
+    assert h.router.table.by_id["p"].model == "large"
+    assert h.router.counts.diverts == 0
+
+
+def test_who_has_waited_long_enough_starts_elsewhere_instead_of_being_refused():
+    """A bounded wait: then another model with room, else a clean 503."""
+    h = host(beta=0.0, hold_max_s=30.0)
+    h.arrive("p")
+    h.arrive("q")
+    h.arrive("r")
+    late = h.after(31.0).wake()
+    assert find(late, c.Dispatch).model == "small"
+    refused = find(late, c.EndTurn)
+    assert (refused.status, refused.code) == (503, "held_too_long")
+    assert refused.retry_after_s >= 1.0
+
+
+@pytest.mark.parametrize("rebinds", [True, False])
+def test_a_started_program_whose_backends_are_gone_is_rebound(rebinds):
+    """At the price of reading its context anew, and without credit for either model."""
+    h = host(rebinds=rebinds)
+    h.serve("p")
+    h.set_health("b", "down")
+    h.after(1.0)
+    commands = h.arrive("p")
+    if not rebinds:
+        assert kinds(commands) == [], "it waits where its place is"
+        return
+    assert find(commands, c.RecordDecision).reason == "rebind"
+    assert find(commands, c.Dispatch).model == "small"
+    h.end_attempt(2)
+    h.finish("p")
+    assert "RecordCredit" not in kinds(h.judge("p"))
+    assert h.router.counts.rebinds == 1
+
+
+def test_moving_inside_a_shared_cache_frees_nothing():
+    """Two models on one GPU: when the cache is full both wait alike, so nobody is diverted."""
+    pair = (
+        backend("a", kv_tokens=10_000, kv_pool="gpu"),
+        backend("b", "large", kv_tokens=10_000, kv_pool="gpu"),
+    )
+    for when in EVERY:
+        h = host(*pair, when=when, expected_tokens=8000)
+        h.arrive("p")
+        second = find(h.arrive("q"), c.RecordDecision)
+        assert (second.chosen, second.reason) == ("large", "policy")
+        assert len({view.wait_s for view in second.candidates}) == 1
+    apart = host(backend("a", kv_tokens=10_000), backend("b", "large", kv_tokens=10_000), expected_tokens=8000)
+    apart.arrive("p")
+    assert find(apart.arrive("q"), c.RecordDecision).chosen == "small"
+
+
+def test_exploration_is_not_overruled():
+    """What chance would have chosen stays with its share; the rest of the probability moves (law L12)."""
+    divert = host().router.desk.divert
+    choice = Choice(chosen=0, scores=(0.7, 0.5), propensities=(0.99, 0.01))
+    after = divert.divert(choice, ["large", "small"], [0.7, 0.5], [600.0, 0.0], luck=0.5)
+    assert after.chosen == 1
+    assert after.propensities == pytest.approx((0.01, 0.99))
+    assert divert.divert(choice, ["large", "small"], [0.7, 0.5], [600.0, 0.0], luck=0.001).chosen == 0
+    drawn = Choice(chosen=1, scores=(0.7, 0.5), propensities=(0.99, 0.01))
+    assert divert.divert(drawn, ["large", "small"], [0.7, 0.5], [0.0, 600.0], luck=0.5).chosen == 1
+
+
+@given(
+    scores=st.lists(units, min_size=2, max_size=4),
+    floor=st.floats(0.0, 0.5),
+    waits_s=st.lists(waits, min_size=4, max_size=4),
+    luck=st.floats(0.0, 0.999),
+)
+def test_propensities_stay_a_distribution(scores, floor, waits_s, luck):
+    """After any diversion they sum to one, and the chosen one's is positive."""
+    n = len(scores)
+    best = max(range(n), key=lambda i: scores[i])
+    propensities = tuple((1 - floor) * (i == best) + floor / n for i in range(n))
+    choice = Choice(chosen=best, scores=tuple(scores), propensities=propensities)
+    models = ["large", "small", "large", "small"][:n]
+    after = host().router.desk.divert.divert(choice, models, scores, waits_s[:n], luck)
+    assert sum(after.propensities) == pytest.approx(1.0)
+    assert after.propensities[after.chosen] > 0.0
+
+
+def test_forecasts_learn_how_far_off_they_were():
+    """Waits that come out twice as long as forecast make later forecasts longer, by the divert rule's own count."""
+    h = host(beta=0.0, forecast="elapsed", hold_max_s=1e6)
+    for n in range(40):
+        h.arrive(f"p{n}")
+        h.arrive(f"q{n}")
+        program = h.router.table.by_id[f"q{n}"]
+        assert program.forecast_s is not None
+        h.after(2.0 * program.forecast_s)
+        h.end_attempt(2 * n + 1)
+        h.finish(f"p{n}")
+        h.end_attempt(2 * n + 2)
+        h.finish(f"q{n}")
+    assert h.router.desk.divert.errors.n == 40
+    assert h.router.desk.divert.errors.corrected(100.0).wait_s > 150.0
+
+
+def crowd(kind: str, n_ended: int) -> int:
+    """How many of thirty programs start at once, after so many have ended with a peak of 1000 tokens."""
+    admission = AdmissionConfig(kind=kind, footprint_ratio=0.85)
+    h = Host(make_stack(backend("a", kv_tokens=10_000), admission=admission, expected_tokens=1000))
+    for n in range(n_ended):
+        h.arrive(f"t{n}", prompt_tokens=100)
+        h.end_attempt(h.n_turns, usage=Usage(prompt_tokens=900, completion_tokens=100))
+        h.finish(f"t{n}")
+    for n in range(30):
+        h.arrive(f"p{n}", prompt_tokens=100)
+    return h.router.backends.by_id["a"].n_running
+
+
+def test_a_footprint_gate_admits_more_than_peaks_do():
+    """Programs at their beginning: their peaks do not come at once. Before the prior is proven a peak each must fit."""
+    assert crowd("ledger", 0) == crowd("ledger", 10) == 8
+    assert crowd("footprint", 0) == 8
+    assert crowd("footprint", 10) > 8
+
+
+def test_an_empty_backend_takes_anything():
+    """Or what is larger than the limit would wait for ever."""
+    h = Host(make_stack(backend("a", kv_tokens=1000), admission=AdmissionConfig(kind="footprint")))
+    assert "Dispatch" in kinds(h.arrive("huge", prompt_tokens=50_000))
