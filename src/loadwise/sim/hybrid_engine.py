@@ -122,6 +122,24 @@ class HybridEngine:
             "generation_tokens": float(m[at.GENERATION_TOKENS]),
         }
 
+    def decoding_tokens(self) -> int:
+        """Computed tokens of all that decode, as of the last step that was told."""
+        m, n, call = self._m, 0, self._m[at.RUNNING + at.AFTER]
+        while call != at.RUNNING:
+            if m[call + at.N_SAID] > 0:
+                n += m[call + at.N_COMPUTED]
+            call = m[call + at.AFTER]
+        return int(n)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy needs: views of the memory are made anew."""
+        return {name: value for name, value in vars(self).items() if name not in ("_m", "_f", "_arguments", "_tell")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._tell = fast_tell if self._is_compiled else tell
+        self._see()
+
     def check(self) -> None:
         held = np.zeros(self.spec.n_blocks, np.int64)
         n_running, call = 0, self._m[at.RUNNING + at.AFTER]
