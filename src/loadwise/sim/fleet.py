@@ -66,7 +66,7 @@ class Fleet:
     def check(self) -> None:
         """The engines' own laws."""
         for backend in self.backends.values():
-            backend.check()
+            backend.check(self._calendar.now_s)
 
     def _open(self, spec: BackendSpec) -> VirtualBackend:
         name = spec.name
