@@ -62,6 +62,43 @@ failures: [{at_s: 1, backend: a, kind: crash, for_s: 2}]
 """)
 
 
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        (
+            {"workload": {"output_tokens": {"lognormal": {"median": -1, "sigma": 1}}}},
+            "workload.output_tokens: lognormal",
+        ),
+        (
+            {"workload": {"tool_s": {"mixture": [{"weight": 1, "draw": {"uniform": [2, 1]}}]}}},
+            "tool_s.mixture.0.draw: ",
+        ),
+        ({"engines": {"a": {"kind": "vllm", "max_num_seqs": 0}}}, "engines.a: engine max_num_seqs is 0"),
+        (
+            {"engines": {"a": {"kind": "vllm", "hardware": {"gpu": "x", "model": "qwen3-8b"}}}},
+            "engines.a.hardware: gpu",
+        ),
+        ({"failures": [{"at_s": -1, "backend": "a", "kind": "hang"}]}, "failures.0: failure at_s is -1"),
+        ({"verdicts": {"delay_s": {}}}, "verdicts.delay_s: a distribution names exactly one"),
+        ({"n_programs": -1}, "x.yaml: n_programs is -1"),
+    ],
+)
+def test_a_refused_value_is_named_with_its_place(change: dict[str, Any], place: str) -> None:
+    """Not only what is wrong with a distribution or an engine, but which of them it is."""
+    document: dict[str, Any] = {
+        "scenario": 1,
+        "name": "x",
+        "n_programs": 1,
+        "pool": {"models": {"m": {}}, "backends": [{"name": "a", "model": "m"}]},
+        "workload": {"arrivals": {"kind": "closed", "n_agents": 1}},
+    }
+    for key, value in change.items():
+        document[key] = document[key] | value if key == "workload" else value
+    with pytest.raises(ConfigError) as error:
+        convert_scenario(document, "x.yaml")
+    assert place in error.value.message
+
+
 def changed(path: Path_, value: Any) -> dict[str, Any]:
     """The whole scenario with one value put in."""
     document = copy.deepcopy(WHOLE)

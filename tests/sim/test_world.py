@@ -529,10 +529,20 @@ def test_no_machine_room_can_see_the_simulator() -> None:
             assert not any("sim" in name.split(".") or "emulator" in name.split(".") for name in names), path
 
 
+class Mute:
+    """A machine that never says anything."""
+
+    def handle(self, event: Event) -> list[Command]:
+        return []
+
+    def check(self) -> None:
+        return None
+
+
 def test_l8_every_run_guards_what_the_machine_hears() -> None:
     """No fact that is no event, none of another instant, no length that no client asked for (law L8)."""
     spec = scenario()
-    world = World(spec, DirectMachine(spec.backends), 1)
+    world = World(spec, Mute(), 1)
     turn = TurnArrived(at_s=0.0, turn_id=TurnId(1), program_id=ProgramId("p"), prompt_tokens=3)
     signals = SignalsObserved(at_s=0.0, backend_id=BackendId("a"), values={}, observed_at_s=0.0)
     for event in (turn, signals):

@@ -354,7 +354,9 @@ class World:
     def _check_boundary(self, event: Event) -> None:
         """What a machine hears is an event that a live host could have made, now."""
         now_s = self.calendar.now_s
-        if type(event) not in _EVENTS or event.at_s != now_s:
+        if type(event) not in _EVENTS:
+            raise LawBroken("L8", f"{type(event).__name__} is no event of the kernel")
+        if event.at_s != now_s:
             raise LawBroken("L8", f"{type(event).__name__} of {event.at_s} s is told at {now_s} s")
         if isinstance(event, SignalsObserved) and event.observed_at_s > now_s:
             raise LawBroken("L8", f"signals observed at {event.observed_at_s} s are told at {now_s} s")
