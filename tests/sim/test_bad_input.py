@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -233,6 +234,12 @@ ROW = {"arrival_s": 1.0, "input_tokens": 10, "output_tokens": 5}
         ([ROW, {**ROW, "service_s": -1.0}], ("row 1", "service_s", "-1.0")),
         ([ROW, {**ROW, "service_s": "long"}], ("row 1", "service_s", "'long'")),
         ([ROW, {**ROW, "hash_ids": [-1]}], ("row 1", "hash_ids", "-1")),
+        ([ROW, {**ROW, "arrival_s": math.nan}], ("row 1", "arrival_s", "is nan")),
+        ([ROW, {**ROW, "arrival_s": math.inf}], ("row 1", "arrival_s", "is inf")),
+        ([ROW, {**ROW, "input_tokens": 10**8}], ("row 1", "input_tokens is 100000000", "[1, 10000000]")),
+        ([ROW, {**ROW, "session": [1]}], ("row 1", "session", "[1]")),
+        ([ROW, [1, 2]], ("row 1", "[1, 2]", "an object")),
+        ([ROW, {**ROW, "hash_ids": [1] * 9}], ("row 1", "hash_ids has 9 names", "blocks of 512")),
         ([ROW, {**ROW, "hash_ids": 5}], ("row 1", "hash_ids", "5")),
         ([{**ROW, "session": "s"}, ROW], ("row 1", "session", "missing")),
         ([{**ROW, "session": "s"}, {**ROW, "session": "s", "arrival_s": 0.1}], ("row 1", "arrival_s", "0.1")),
