@@ -84,6 +84,15 @@ def test_noise_of_two_percent_leaves_costs_in_place(tmp_path: Path, capsys: Capt
     assert ran.json["held_out_error"] < 0.02
 
 
+def test_a_bad_fit_is_called_one(tmp_path: Path, capsys: Capture) -> None:
+    """Measurements that contradict each other are fitted all the same, and said to be."""
+    path = tmp_path / "cells.csv"
+    path.write_text(HEAD + "16,128,1,0.01,2,0\n" + "16,128,1,1000,2,0\n" + "2000,16,1,50,2,0\n")
+    ran = run(capsys, "calibrate", "--measurements", path)
+    assert ran.status == 0
+    assert "no good fit" in ran.err
+
+
 def test_an_engine_with_little_memory_is_not_made_to_preempt() -> None:
     """No rung wants more KV than there is; the longest prompts are shortened before users are sent away."""
     for rung in ladder(32, 6000, kv_tokens=4000):
@@ -239,6 +248,8 @@ def test_an_engine_that_is_not_there_is_named(capsys: Capture) -> None:
     [
         ([], "either --url"),
         (["--url", "ftp://x"], "ftp://x"),
+        (["--url", "http://[::1"], "http://[::1"),
+        (["--url", "http://x:99999/v1"], "99999"),
         (["--url", "http://127.0.0.1:1/v1", "--timeout", "nan"], "timeout is nan"),
         (["--url", "http://127.0.0.1:1/v1", "--max-concurrency", "0"], "--max-concurrency is 0"),
         (["--url", "http://127.0.0.1:1/v1", "--max-prompt-tokens", "3"], "--max-prompt-tokens is 3"),

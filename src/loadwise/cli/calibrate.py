@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from loadwise.lab.calibration import Measured
     from loadwise.sim.vllm_engine import VllmEngineSpec
 
+WORST_ERROR = 0.15
+"""On average. What is farther off was disturbed, or is no engine with continuous batches."""
+
 DESCRIPTION = (
     "Measure a running engine by some 400 requests, fit the simulator's step time to it, and say how far it is off."
 )
@@ -157,4 +160,7 @@ def _verdict(result: dict[str, Any]) -> str:
     text += f", {result['fit_max_error']:.1%} at most"
     if result["n_held_out"]:
         text += f"; {result['n_held_out']} cells that it has not seen: {result['held_out_error']:.1%} on average"
+    worst = max(result["fit_error"], result["held_out_error"] or 0.0)
+    if worst > WORST_ERROR:
+        text += "; this is no good fit: measure again without other work, and look at the cells (--json)"
     return text

@@ -90,7 +90,11 @@ class Endpoint(Fact, frozen=True, kw_only=True):
     timeout_s: float = 120.0
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
+        try:
+            parts = urlsplit(self.url)
+            _ = parts.port
+        except ValueError as error:
+            raise ConfigError(f"url is {self.url!r}: {error}") from error
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"url is {self.url!r}; it must be like http://127.0.0.1:8000/v1")
         if not (math.isfinite(self.timeout_s) and self.timeout_s > 0):
