@@ -495,7 +495,7 @@ def test_examples_run(path: Path) -> None:
     assert report.turns["open"] == 0
 
 
-@pytest.mark.parametrize("name", ["crash", "two_models"])
+@pytest.mark.parametrize("name", ["crash", "two_models", "vllm_pair"])
 def test_report_and_journal_are_the_same_bytes_under_any_hash_seed(name: str) -> None:
     """Law L6: three interpreters with different hash seeds print the same report and journal digest."""
     path = ROOT / "examples" / "scenarios" / f"{name}.yaml"
