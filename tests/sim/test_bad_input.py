@@ -64,6 +64,30 @@ failures: [{at_s: 1, backend: a, kind: crash, for_s: 2}]
 
 
 @pytest.mark.parametrize(
+    "engine",
+    [
+        {"kind": "simple", "prefill_chunk_tokens": 1, "prefill_tokens_per_s": 1e7, "decode_steps_per_s": 1e7},
+        {"kind": "vllm", "step": {"fixed_s": 1e-8, "weights_s": 0, "request_s": 0, "gemm_s_per_token": 1e-9}},
+        {"kind": "servers", "mean_service_s": 1e-8},
+        {"kind": "api", "tokens_per_s": 1e9, "first_token_s": 1e-9},
+    ],
+)
+def test_steps_shorter_than_the_clocks_last_bit_end(engine: dict[str, Any]) -> None:
+    """Months into a run a step is less than what the clock can tell apart; each moves it all the same."""
+    document: dict[str, Any] = {
+        "scenario": 1,
+        "name": "late",
+        "n_programs": 3,
+        "pool": {"models": {"m": {}}, "backends": [{"name": "a", "model": "m"}], "router": {"policy": "round_robin"}},
+        "engines": {"a": engine},
+        "workload": {"arrivals": {"kind": "closed", "n_agents": 1, "stagger_s": 9e8}, "turns": 4, "tool_s": 0},
+        "signals": {"every_s": 0},
+    }
+    report = simulate(convert_scenario(document), 1)
+    assert report.programs == {"finished": 3, "open": 0}
+
+
+@pytest.mark.parametrize(
     ("change", "place"),
     [
         (

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from loadwise.kernel.errors import ConfigError
 from loadwise.sim.bounds import SECONDS_MAX
-from loadwise.sim.engine import Engine, EngineRequest, Output
+from loadwise.sim.engine import Engine, EngineRequest, Output, wake_at_s
 from loadwise.sim.vllm_engine import VllmEngine
 
 STREAM_TICK_S = 0.02
@@ -231,7 +231,7 @@ class EngineDriver:
         self._is_touched = False
         step = self.engine.step(at_s)
         self._seconds = step.seconds
-        self._due_at_s = at_s + step.seconds if step.seconds > 0 else None
+        self._due_at_s = wake_at_s(at_s, step.seconds) if step.seconds > 0 else None
         for output in step.outputs:
             if self.is_stepped:
                 self._heard.append(Heard(at_s, output))

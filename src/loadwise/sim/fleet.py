@@ -11,7 +11,7 @@ from loadwise.kernel.work import AttemptOutcome
 
 from .backend import Attempt, AttemptOver, VirtualBackend
 from .calendar import Calendar, Rank
-from .engine import Engine
+from .engine import Engine, wake_at_s
 from .kv_arena import KvArena
 from .scenario import Failure, OpenEngine, Scenario, block_bytes_of
 from .shared_gpu import SharedGpu, SharedGpuSpec
@@ -110,7 +110,8 @@ class Fleet:
         token = object()
         self._token_by_backend[name] = token
         if after_s is not None:
-            self._calendar.put(self._calendar.now_s + after_s, Rank.ENGINE, lambda: self._advance(name, token))
+            at_s = wake_at_s(self._calendar.now_s, after_s)
+            self._calendar.put(at_s, Rank.ENGINE, lambda: self._advance(name, token))
 
     def _advance(self, name: str, token: object) -> None:
         if self._token_by_backend.get(name) is token:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from loadwise.kernel.errors import ConfigError, LawBroken
 
-from .engine import Engine, EngineRequest
+from .engine import Engine, EngineRequest, wake_at_s
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -245,7 +245,7 @@ class Loop:
 
     def _step(self, i: int, now_s: float) -> None:
         step = self.engines[i].step(now_s)
-        self._wake_at_s[i] = now_s + step.seconds if step.seconds > 0 else float("inf")
+        self._wake_at_s[i] = wake_at_s(now_s, step.seconds) if step.seconds > 0 else float("inf")
         for output in step.outputs:
             agent = self._by_request[output.request_id]
             if output.is_first:
