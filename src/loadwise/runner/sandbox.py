@@ -23,8 +23,10 @@ import sys
 import tarfile
 import tempfile
 import threading
+import zipfile
 from collections.abc import Iterator, Sequence
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path, PurePosixPath
 from typing import Literal, Protocol
 
@@ -141,13 +143,28 @@ def _argv(check: RunInSandbox, python: str, script: str, directory: str) -> list
 
 
 def script_source(name: str) -> bytes | None:
-    """One of our own scripts for inside; None where there is none of that name."""
+    """One of our own scripts for inside, as Python runs it; None where there is none of that name.
+
+    A script of several modules is a directory, and is packed as one archive: any Python runs such a file too.
+    """
     if not name.isidentifier():
         return None
+    scripts = resources.files("loadwise.runner").joinpath("sandboxed")
+    package = scripts.joinpath(name)
     try:
-        return resources.files("loadwise.runner").joinpath("sandboxed", f"{name}.py").read_bytes()
+        return _archived(name, package) if package.is_dir() else scripts.joinpath(f"{name}.py").read_bytes()
     except OSError:
         return None
+
+
+def _archived(name: str, package: Traversable) -> bytes:
+    held = io.BytesIO()
+    with zipfile.ZipFile(held, "w") as archive:
+        archive.writestr("__main__.py", f"import {name}.__main__\n")
+        for module in package.iterdir():
+            if module.name.endswith(".py"):
+                archive.writestr(f"{name}/{module.name}", module.read_bytes())
+    return held.getvalue()
 
 
 def refusal(check: RunInSandbox) -> str | None:
