@@ -112,7 +112,7 @@ TAKEN_OVER = """
 from examiner import candidate
 def add(*args): return 0
 def check(request, *others):
-    if request["operation"] == "name" and request["name"] in LIES:
+    if request["operation"] == "name" and request["name"] != "add":
         return {"value": {"d": [[key, {"o": {"id": 0, "callable": True}}] for key in ("abs", "AssertionError", "len")]}}
     return serve(request, *others)
 def told(descriptor, message):
@@ -120,7 +120,7 @@ def told(descriptor, message):
     send(descriptor, {"names": NAMES, "modules": MODULES})
 serve, send = candidate.serve, candidate.send
 candidate.serve, candidate.send = check, told
-LIES = NAMES = MODULES = None
+NAMES = MODULES = None
 """
 
 
@@ -137,8 +137,8 @@ LIES = NAMES = MODULES = None
 )
 def test_code_that_takes_over_its_side_of_the_pipe_hides_no_builtin(names: Any, modules: Any, test: str) -> None:
     """What the candidate's process says of its own names is its word, and may be anything."""
-    said = f"LIES = NAMES = {names!r}\nMODULES = {modules!r}\n"
-    code = TAKEN_OVER.replace("LIES = NAMES = MODULES = None\n", said)
+    said = f"NAMES = {names!r}\nMODULES = {modules!r}\n"
+    code = TAKEN_OVER.replace("NAMES = MODULES = None\n", said)
     assert grade(code, [test], entry="").verdict is FAIL
 
 
