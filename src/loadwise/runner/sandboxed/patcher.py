@@ -192,7 +192,9 @@ def work(paper: dict[str, Any]) -> dict[str, Any]:
     if paper["framework"] == "pytest":
         probe = subprocess.run([*paper["python"], "-m", "pytest", "--version"], capture_output=True, check=False)
         if probe.returncode:
-            return {"error": f"pytest does not run here: {probe.stderr.decode('utf-8', 'replace')[-200:]}"}
+            said = probe.stderr.decode("utf-8", "replace").strip()[-200:]
+            way = "give an interpreter that has it (option python, and verification.shows), or framework: unittest"
+            return {"error": f"pytest does not run in the sandbox ({said}): {way}"}
     why = apply(paper["patch"]) if paper["patch"] else ""
     if why:
         return {"applied": False, "why": why}
