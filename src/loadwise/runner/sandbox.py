@@ -3,7 +3,8 @@
 Theory of operation. `setpriv` drops to a user that owns nothing (root would be exempt from the limit on processes;
 each running sandbox has a user of its own, since that limit is counted per user). `bwrap` gives the command its own
 namespaces (no network, own processes, own users) and a root file system of its own, of which only the system's
-programs and libraries are shown, read-only; `/work` and `/tmp` are writable, in memory and bounded. Inside, a steward
+programs and libraries are shown, read-only; `/work` and `/tmp` are writable, in memory and bounded. A filter of system
+calls keeps it from memory that no limit counts (`system_calls`). Inside, a steward
 unpacks the files, has `prlimit` bound each process, and hands back the files that were asked for.
 `bounded.run_bounded` watches all processes together from outside and kills them as a whole. The environment is empty,
 input comes by a pipe.
@@ -37,6 +38,7 @@ from loadwise.verify.check import DIRECTORY, SCRIPT, Limits, RunInSandbox
 
 from .bounded import run_bounded
 from .containment import MIB, Outcome, Trouble
+from .system_calls import call_filter
 
 Mode = Literal["bubblewrap", "limits", "none"]
 MODES: tuple[Mode, ...] = ("bubblewrap", "limits", "none")
@@ -249,6 +251,10 @@ class Bubblewrap:
             fd = _memory_file(source)
             inherited.append(fd)
             shown += ["--ro-bind-data", str(fd), f"{SCRIPTS}/{name}.py"]
+        calls = call_filter()
+        if calls is not None:
+            inherited.append(_memory_file(calls))
+            shown += ["--seccomp", str(inherited[-1])]
         tar_fd = None if archive is None else _memory_file(archive)
         read_fd, write_fd = os.pipe() if check.outputs else (None, None)
         inherited += [fd for fd in (tar_fd, write_fd) if fd is not None]
@@ -261,6 +267,7 @@ class Bubblewrap:
                 extra_fd=read_fd,
                 extra_bytes=len(check.outputs) * (check.limits.output_bytes + _FRAME.size),
                 n_own=_OWN_PROCESSES,
+                places=(WORK, "/tmp"),
             )
         finally:
             if read_fd is not None:
