@@ -119,6 +119,7 @@ def test_a_link_in_the_repository_is_no_way_out() -> None:
         "+import sys; sys.exit(0)",
         "+print('OK'); print('2 passed')",
         "+import unittest; unittest.TestCase.assertEqual = unittest.TestCase.assertTrue = lambda *a, **k: None",
+        "+import unittest; unittest.TestCase.assertEqual = lambda *a, **k: None",
         "+import unittest; unittest.TestCase.run = lambda self, result=None: result.addSuccess(self)",
     ],
 )

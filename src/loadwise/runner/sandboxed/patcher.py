@@ -4,11 +4,12 @@ The checkout is the working directory, a copy. The patch has been read, filtered
 so that what arrives here names no path outside, no link and no test file. `git apply` then refuses what does not fit.
 After it the tests' own files are laid over the tree. Then the tests run in a child whose output is not read for
 results: they come from a report file with a name that nobody knew before. Beside the tests asked for runs a canary, one
-test that must pass and one that must fail: whoever makes every outcome a pass, leaves early, or writes a report of the
-tests he knows of, is found out.
+test that must pass and one for each assertion that must fail: whoever makes every outcome a pass, silences an
+assertion, leaves early, or writes a report of the tests he knows of, is found out.
 
 Left over: the patched code runs in the process that runs the tests. Code that looks for the running test's name and
-changes only its outcome is not found out by any runner of this form.
+changes only its outcome, or that reads the runner's arguments and writes the report that it would write, is not found
+out by any runner of this form.
 
 Input: one JSON object on stdin. Output: JSON lines, each with the nonce. Standard library only.
 """
@@ -59,8 +60,35 @@ class Canary(unittest.TestCase):
         self.assertTrue(True)
 
     def test_falls(self):
-        self.assertTrue(False)
+        assert False
+
 """
+WAYS = (
+    "assertTrue(False)",
+    "assertFalse(True)",
+    "assertEqual(1, 2)",
+    "assertEqual('a', 'b')",
+    "assertEqual([1], [2])",
+    "assertEqual({1: 1}, {1: 2})",
+    "assertNotEqual(1, 1)",
+    "assertIs(1, None)",
+    "assertIsNone(1)",
+    "assertIsNotNone(None)",
+    "assertIn(1, [])",
+    "assertNotIn(1, [1])",
+    "assertIsInstance(1, str)",
+    "assertLess(2, 1)",
+    "assertGreater(1, 2)",
+    "assertLessEqual(2, 1)",
+    "assertGreaterEqual(1, 2)",
+    "assertAlmostEqual(1, 2)",
+    "assertCountEqual([1], [2])",
+    "assertRegex('a', 'b')",
+    "assertRaises(ValueError, int)",
+    "fail('so')",
+)
+"""What a test may say that must fail: whoever makes one of them silent makes a test of the canary pass."""
+CANARY += "".join(f"    def test_falls_{n}(self):\n        self.{way}\n\n" for n, way in enumerate(WAYS))
 
 
 def apply(patch: str) -> str:
@@ -175,7 +203,10 @@ def key_of(test: str) -> tuple[str, ...]:
 
 def told(run: Run, paper: dict[str, Any], canary: str) -> dict[str, Any]:
     """What is reported of one run."""
-    stands, falls = (run.outcomes.get((f"{canary}.Canary", name)) for name in ("test_stands", "test_falls"))
+    stands = run.outcomes.get((f"{canary}.Canary", "test_stands"))
+    falling = ["test_falls", *(f"test_falls_{n}" for n in range(len(WAYS)))]
+    all_fall = {run.outcomes.get((f"{canary}.Canary", name)) for name in falling}
+    falls = "passed" if "passed" in all_fall else all_fall.pop() if len(all_fall) == 1 else None
     return {
         "exit_code": run.exit_code,
         "is_late": run.is_late,
