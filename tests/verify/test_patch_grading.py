@@ -181,7 +181,7 @@ def test_a_checkout_is_copied_in() -> None:
 def test_a_missing_tool_is_not_the_programs_fault() -> None:
     """Without pytest there is no verdict."""
     missing = judged(grader("pytest", python=["/bin/false"]), case(RIGHT, "pytest"))
-    assert missing.verdict is ABSTAIN and "pytest does not run here" in missing.explanation
+    assert missing.verdict is ABSTAIN and "pytest does not run in the sandbox" in missing.explanation
 
 
 def test_reports_are_read_strictly() -> None:
