@@ -13,7 +13,7 @@ import pytest
 from loadwise.kernel.errors import ConfigError
 from loadwise.runner.bounded import look_at_tree
 from loadwise.runner.containment import MIB, Outcome, Trouble, described
-from loadwise.runner.sandbox import Bubblewrap, missing_for_bubblewrap
+from loadwise.runner.sandbox import Bubblewrap
 from loadwise.verify.check import Limits, RunInSandbox
 
 pytestmark = pytest.mark.real
@@ -22,8 +22,7 @@ LIMITS = Limits(wall_s=90.0, cpu_s=1.0, memory_bytes=256 * MIB, processes=16, fi
 
 
 @pytest.fixture(scope="module")
-def sandbox() -> Bubblewrap:
-    assert missing_for_bubblewrap() is None
+def sandbox(can_sandbox: None) -> Bubblewrap:
     made = Bubblewrap(disk_bytes=8 * MIB)
     assert made.trial() is None
     return made
@@ -185,7 +184,8 @@ def test_sandboxes_run_beside_each_other(sandbox: Bubblewrap) -> None:
         assert len({outcome.stdout for outcome in outcomes}) == 3
 
 
-def test_a_shown_tree_is_there_and_cannot_be_changed(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("can_sandbox")
+def test_a_shown_tree_is_there_and_cannot_be_changed() -> None:
     """An environment that tests need; only what the operator names."""
     tree = Path("/opt") if Path("/opt").is_dir() else Path("/srv")
     made = Bubblewrap(shows=[str(tree)])
