@@ -89,6 +89,8 @@ class TaskTypeSpec(Fact, frozen=True, kw_only=True):
     known_pass: Case | None = None
     """A case that the verifier must pass before its verdicts are credited; its own where it ships one."""
     known_fail: Case | None = None
+    unchecked: bool = False
+    """Credit a verifier that has no known cases; else nothing that it says counts."""
 
     def __post_init__(self) -> None:
         make_verifier(self.verifier)  # a wrong option is found when the file is read, not when the first program ends
