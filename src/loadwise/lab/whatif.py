@@ -14,7 +14,7 @@ from loadwise.settings import Config, config_from_builtins
 from .report import commit, machine
 from .whatif_estimate import Estimates, Sample, estimate, make_sample
 from .whatif_log import OUTCOMES, Log, Refusal, read_log
-from .whatif_target import Target, make_target, parse_target
+from .whatif_target import Target, make_target, parse_target, prior_of
 
 EFFECTIVE_MIN = 10.0
 """Fewer effective decisions say nothing that an interval could be trusted with."""
@@ -58,7 +58,7 @@ def evaluate(log: Log, config: Config, policy: str, *, learn_ratio: float = LEAR
     """Evaluate a policy on the decisions of a journal."""
     models = tuple(dict.fromkeys((*log.models, *config.models)))
     arm = parse_target(policy, models)
-    target = make_target(log, arm, config.router.context, learn_ratio, seed)
+    target = make_target(log, arm, config.router.context, learn_ratio, seed, prior_of(config.router.policy))
     sample = make_sample(target.decisions, log.models, target.probabilities)
     _require_support(log, target, sample)
     estimates = estimate(sample)
