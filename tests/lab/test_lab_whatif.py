@@ -332,3 +332,10 @@ def test_a_learner_begins_with_the_packs_word_of_the_journal() -> None:
     assert (found.target.probabilities[:, found.log.models.index("small")] == 1.0).all()
     with pytest.raises(ConfigError, match="without a pack"):
         answer(entries, config, "linucb?prior_strength=2")
+
+
+def test_a_journal_without_a_verdict_is_refused_as_such(entries: list[Entry]) -> None:
+    """Whatever the policy, the reason is that nobody judged, not that some model was rare."""
+    silent = doctored(entries, lambda _: None, credits=True)
+    with pytest.raises(Refusal, match="none of 600 decisions has a verdict"):
+        answer(silent, CONFIG, "random")

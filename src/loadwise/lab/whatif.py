@@ -67,6 +67,8 @@ def evaluate(log: Log, config: Config, policy: str, *, learn_ratio: float = LEAR
 
 def _require_support(log: Log, target: Target, sample: Sample) -> None:
     """Every choice that the policy would make must have had a chance, and been made and judged often enough."""
+    if not sample.judged.any():
+        raise Refusal(f"none of {len(target.decisions)} decisions has a verdict: nobody said what they were worth")
     for place, model in enumerate(log.models):
         wanted = target.probabilities[:, place] > 0.0
         unheard = wanted & (sample.propensities[:, place] <= 0.0)
