@@ -339,3 +339,15 @@ def test_a_journal_without_a_verdict_is_refused_as_such(entries: list[Entry]) ->
     silent = doctored(entries, lambda _: None, credits=True)
     with pytest.raises(Refusal, match="none of 600 decisions has a verdict"):
         answer(silent, CONFIG, "random")
+
+
+@pytest.mark.parametrize("data", [b"", b"models:\n", b"\x89LWJ\r\n\x1a\n", b"\x89LWJ\r\n\x1a\n\xfeLW\xff"])
+def test_what_is_no_journal_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], data: bytes
+) -> None:
+    """Whatever lies there, the command says so with status 1."""
+    path = tmp_path / "x.journal"
+    path.write_bytes(data)
+    assert main(["whatif", str(path), "--policy", "random"]) == 1
+    said = capsys.readouterr()
+    assert said.out == "" and len(said.err.splitlines()) == 1 and "x.journal" in said.err

@@ -8,7 +8,7 @@ from loadwise import __version__
 from loadwise.journal.entry import Entry
 from loadwise.journal.files import list_segments
 from loadwise.journal.reader import is_stub, read, read_header
-from loadwise.kernel.errors import ConfigError
+from loadwise.kernel.errors import ConfigError, JournalError
 from loadwise.settings import Config, config_from_builtins
 
 from .report import commit, machine
@@ -40,7 +40,11 @@ def what_if(path: Path, policy: str, *, learn_ratio: float = LEARN_RATIO, seed: 
         JournalError: no journal, or a damaged one.
         Refusal: the journal cannot tell.
     """
-    last = next(one for one in reversed(list_segments(path)) if not is_stub(one.path))
+    segments = list_segments(path)
+    if not segments:
+        raise JournalError(f"journal {str(path)!r} holds no segment")
+    # Where all are torn, the last one's header says what is wrong.
+    last = next((one for one in reversed(segments) if not is_stub(one.path)), segments[-1])
     config = config_from_builtins(read_header(last.path)[0].config)
     return answer(read(path), config, policy, learn_ratio=learn_ratio, seed=seed)
 
