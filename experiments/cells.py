@@ -56,6 +56,8 @@ def arguments_of(description: str | None, n_orders: int) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--data", type=Path, default=DATA, help="folder of measured outcomes")
     parser.add_argument("--orders", type=int, default=n_orders)
+    only = "run the cells with this in their name, take the others as they are recorded (where the script can)"
+    parser.add_argument("--only", metavar="PART", help=only)
     return parser.parse_args()
 
 
@@ -96,6 +98,11 @@ def record(script: str, cells: Sequence[Mapping[str, Any]], table: str) -> None:
     (RESULTS / f"{script}.json").write_text(f"[\n{lines}\n]\n")
     (RESULTS / f"{script}.md").write_text(table)
     print(table)
+
+
+def recorded(script: str) -> dict[str, dict[str, Any]]:
+    """The cells of `results/SCRIPT.json`, by name."""
+    return {cell["cell"]: cell for cell in json.loads((RESULTS / f"{script}.json").read_text())}
 
 
 def shown(cell: Mapping[str, Any], figure: str) -> str:

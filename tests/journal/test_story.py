@@ -6,12 +6,15 @@ import msgspec
 import pytest
 from journal_fakes import FakeMachine, header, journal, life, make_machine, program_events, write
 
+from loadwise.journal.entry import make_header
 from loadwise.journal.explain import render_why, why
 from loadwise.journal.store import JournalWriter
 from loadwise.journal.story import render_story, story
 from loadwise.kernel.errors import JournalError, UnknownProgram
-from loadwise.kernel.events import HostRestarted
-from loadwise.kernel.work import EndReason, VerdictKind
+from loadwise.kernel.events import AttemptEnded, HostRestarted, TurnArrived, VerdictArrived
+from loadwise.kernel.ids import ProgramId, TurnId
+from loadwise.kernel.work import AttemptOutcome, EndReason, Usage, Verdict, VerdictKind
+from loadwise.settings import open_stack, parse_config
 
 
 def test_a_story_tells_events_and_commands_in_order(tmp_path: Path) -> None:
@@ -143,3 +146,36 @@ def test_no_journal_is_an_error(tmp_path: Path) -> None:
     """A missing journal is not an unknown program."""
     with pytest.raises(JournalError, match="does not exist"):
         story(tmp_path / "nothing", "p", make_machine)
+
+
+def test_why_tells_the_attempts_of_a_program_apart(tmp_path: Path) -> None:
+    """Two attempts have two credits, neither of which corrects the other; a corrected one counts as corrected."""
+    config = parse_config(
+        {
+            "models": {name: {"usd_per_million": {"input": 1.0}} for name in ("small", "large")},
+            "backends": [{"name": f"b-{name}", "model": name, "engine": "emulator"} for name in ("small", "large")],
+            "router": {"policy": {"name": "fixed", "candidate": "small"}, "escalation": {"optimism": 9.0}},
+        }
+    )
+    stack = open_stack(config, 0)
+    with JournalWriter(tmp_path / "j", make_header(msgspec.to_builtins(config), seed=0, host="sim")) as writer:
+        for number, kind in ((1, VerdictKind.FAIL), (2, VerdictKind.FAIL)):
+            usage = Usage(prompt_tokens=1000 * number)
+            for event in (
+                TurnArrived(at_s=float(number), turn_id=TurnId(number), program_id=ProgramId("p"), is_final=True),
+                AttemptEnded(
+                    at_s=float(number), turn_id=TurnId(number), attempt=1, outcome=AttemptOutcome.COMPLETED, usage=usage
+                ),
+                VerdictArrived(at_s=float(number), program_id=ProgramId("p"), verdict=Verdict(verdict=kind)),
+            ):
+                writer.append(event, stack.handle(event))
+        human = Verdict(verdict=VerdictKind.PASS, verifier="human", is_correction=True)
+        corrected = VerdictArrived(at_s=3.0, program_id=ProgramId("p"), verdict=human)
+        writer.append(corrected, stack.handle(corrected))
+    explanation = why(tmp_path / "j", "p")
+    assert [(credit.model, credit.success) for credit in explanation.credits] == [("small", 0.0), ("large", 1.0)]
+    assert [credit.cost_usd for credit in explanation.credits] == pytest.approx([0.001, 0.002])
+    assert (explanation.success, explanation.n_corrections) == (1.0, 1)
+    text = render_why(explanation)
+    assert "credit of decision 1 (small): success 0, cost $0.001" in text
+    assert "credit of decision 2 (large): success 1, cost $0.002" in text and "corrected 1 time" in text

@@ -64,6 +64,14 @@ def endpoint(status: int, body: bytes, owner: str = "somebody") -> Iterator[tupl
         server.server_close()
 
 
+class Drops:
+    """A body that never ends."""
+
+    def read1(self, n: int) -> bytes:
+        """One byte."""
+        return b" "
+
+
 def answering(model: str) -> bytes:
     """A chat completion that names `model`."""
     content = json.dumps({"model": model})
@@ -158,7 +166,37 @@ def test_a_wrong_answer_is_named_with_its_address(status: int, body: bytes, name
     assert "127.0.0.1" in str(caught.value)
 
 
-@pytest.mark.parametrize("url", ["", "ftp://host/v1", "host:80", "http://"])
+@pytest.mark.parametrize(
+    "usage", ["5", [1], {}, {"prompt_tokens": "many"}, {"prompt_tokens": 1e308}, {"prompt_tokens": -1}]
+)
+def test_nonsense_about_tokens_is_no_count(usage: object) -> None:
+    """The answer counts all the same."""
+    body = json.dumps({"choices": [{"message": {"content": "small"}}], "usage": usage}).encode()
+    with endpoint(200, body) as (url, _):
+        chat = Chat(url, "m")
+        assert chat("Which?") == "small"
+    assert chat.asked[0].prompt_tokens is None and chat.asked[0].completion_tokens is None
+
+
+def test_a_body_that_comes_drop_by_drop_is_out_of_time() -> None:
+    """The limit is of the whole answer, not of each drop."""
+    with pytest.raises(TimeoutError, match="not whole after 5 s"):
+        Chat("http://host/v1", "m", timeout_s=5.0)._read(Drops(), 0.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("owner", [None, 5, {"id": "m"}])
+def test_an_endpoint_that_lists_no_models_is_no_emulator(owner: object) -> None:
+    """A run is not lost for want of a list."""
+    with endpoint(200, answering("small")) as (url, _):
+        chat = Chat(url, "m")
+        chat._request = lambda *_: {"data": owner}  # type: ignore[method-assign]
+        assert not chat.is_emulated()
+    assert not Chat(url, "m").is_emulated()  # nobody answers there any more
+
+
+@pytest.mark.parametrize(
+    "url", ["", "ftp://host/v1", "host:80", "http://", "http://[::1", "http://h:99999/v1", "http://h:0/"]
+)
 def test_an_url_that_is_none_is_named(url: str) -> None:
     """Before anything is sent."""
     with pytest.raises(ConfigError, match="url is"):
@@ -177,7 +215,7 @@ def test_recorded_answers_repeat_a_run(tmp_path: Path, capsys: pytest.CaptureFix
     assert asked["values"]["orchestrator.prompt_tokens_p50"] == 660
     assert main([*common, "--answers", str(record)]) == 0
     again = json.loads(capsys.readouterr().out)
-    assert again["config"]["answers"] == "recorded"
+    assert again["config"]["answers"] == "recorded" and "result of this model" not in again["config"]["reading"]
     strip = [{**row, "choose_p50_ms": 0} for row in asked["rows"]]
     assert [{**row, "choose_p50_ms": 0} for row in again["rows"]] == strip
 

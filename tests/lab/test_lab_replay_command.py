@@ -242,3 +242,34 @@ def test_the_outermost_seeds_replay(folder: Path, capsys: pytest.CaptureFixture[
     """The range is closed where it says so."""
     more = ["--passes", "1", "--orders", "1", "--policies", "random", "--cost-weights", "0", "--seed", str(seed)]
     assert replay(capsys, folder, *more)["seeds"] == [seed]
+
+
+def test_a_quick_look_is_a_small_replay(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--quick` is what its parts are by hand, and asks no more than was asked."""
+    options = ("--policies", "linucb", "--cost-weights", "0,1")
+    quick = replay(capsys, folder, "--quick", *options)
+    by_hand = replay(capsys, folder, "--orders", "1", "--passes", "2", "--draws", "200", *options)
+    assert quick == by_hand and quick["config"]["n_draws"] == 200
+    less = replay(capsys, folder, "--quick", "--passes", "1", "--draws", "50", *options)["config"]
+    assert (less["n_orders"], less["n_passes"], less["n_draws"]) == (1, 1, 50)
+
+
+def test_equally_dear_models_stay_equally_dear(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where every run costs the same, the dust of sums makes no mix and no cheaper model: gains are over the best."""
+    rates = {"small": 0.3, "big": 0.8}
+    rows = [
+        row(f"t{i:03}", model=model, cost_usd=0.1, success=float((7 * i) % 10 < 10 * rate))
+        for i in range(70)
+        for model, rate in rates.items()
+    ]
+    write(tmp_path, rows)
+    asked = ["--stream", "swe", "--models", "small,big", "--policies", "random,linucb", "--orders", "3", "--json"]
+    capsys.readouterr()
+    assert main(["lab", "cold", "--outcomes", str(tmp_path), *asked]) == 0
+    result = json.loads(capsys.readouterr().out)
+    best = result["singles"]["big"]["success"]
+    for one in result["points"]:
+        assert one["hull_gain_pp"] == pytest.approx(100.0 * (one["success"] - best), abs=1e-6)
+    for name, value in result["values"].items():
+        low, high = result["ci95"][name]
+        assert low - 1e-9 <= value <= high + 1e-9, name

@@ -22,6 +22,7 @@ from loadwise.lab.whatif_estimate import student_quantile
 from loadwise.lab.whatif_log import Refusal, read_log
 from loadwise.lab.whatif_world import WorldSpec, draw_programs, outcomes_of, world_config, write_log
 from loadwise.policy.base import Candidate, Context
+from loadwise.policy.prior import Prior
 from loadwise.policy.registry import PolicySpec, make_policy
 from loadwise.settings import Config, open_stack
 
@@ -308,3 +309,45 @@ def test_the_command_prints_one_object(
     for said in ("fixed", "nope", "cascade", "fixed:nope", '{"name": 3}', '{"name":"mixing","weights":{"nope":1}}'):
         assert main(["whatif", path, "--policy", said]) == 2, said
     assert main(["whatif", str(tmp_path / "none"), "--policy", "random"]) == 2
+
+
+def test_a_learner_begins_with_the_packs_word_of_the_journal() -> None:
+    """A gateway with an experience pack gives it to every policy that takes one, so what-if does, too."""
+    prior = Prior(
+        success=(0.0,) * 3,
+        success_blind=(0.0,) * 3,
+        cost=(0.0,) * 3,
+        cost_blind=(0.0,) * 3,
+        counts=(1e6,) * 5,
+        means={"small": (0.9, 0.0, 0.0, 0.0, 0.0), "large": (-0.9, 0.0, 0.0, 0.0, 0.0)},
+        mean_of_others=(0.0,) * 5,
+        doubt=100.0,
+    )
+    spec = WorldSpec(**{**msgspec.structs.asdict(SPEC), "policy": "random", "n_components": 0})
+    config = world_config(spec)
+    entries = write_log(spec, config, 300, 5)
+    policy = PolicySpec(name="linucb", options={"prior": msgspec.to_builtins(prior)})
+    packed = msgspec.structs.replace(config, router=msgspec.structs.replace(config.router, policy=policy))
+    found = answer(entries, packed, "linucb?alpha=0&prior_strength=2")
+    assert (found.target.probabilities[:, found.log.models.index("small")] == 1.0).all()
+    with pytest.raises(ConfigError, match="without a pack"):
+        answer(entries, config, "linucb?prior_strength=2")
+
+
+def test_a_journal_without_a_verdict_is_refused_as_such(entries: list[Entry]) -> None:
+    """Whatever the policy, the reason is that nobody judged, not that some model was rare."""
+    silent = doctored(entries, lambda _: None, credits=True)
+    with pytest.raises(Refusal, match="none of 600 decisions has a verdict"):
+        answer(silent, CONFIG, "random")
+
+
+@pytest.mark.parametrize("data", [b"", b"models:\n", b"\x89LWJ\r\n\x1a\n", b"\x89LWJ\r\n\x1a\n\xfeLW\xff"])
+def test_what_is_no_journal_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], data: bytes
+) -> None:
+    """Whatever lies there, the command says so with status 1."""
+    path = tmp_path / "x.journal"
+    path.write_bytes(data)
+    assert main(["whatif", str(path), "--policy", "random"]) == 1
+    said = capsys.readouterr()
+    assert said.out == "" and len(said.err.splitlines()) == 1 and "x.journal" in said.err

@@ -82,6 +82,17 @@ def test_written_and_read_it_is_the_same(pack: Pack, tmp_path: Path) -> None:
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
 
 
+def test_what_could_not_be_read_is_not_written(pack: Pack, tmp_path: Path) -> None:
+    """A price beyond the limit is refused by name, and leaves an earlier file as it was."""
+    path = tmp_path / "a.json"
+    write_pack(pack, path)
+    before = path.read_bytes()
+    dear = msgspec.structs.replace(pack.models["big"]["swe"], cost_usd=1e8)
+    with pytest.raises(ConfigError, match="cost_usd of model 'big' in family 'swe'"):
+        write_pack(msgspec.structs.replace(pack, models={"big": {"swe": dear}}), path)
+    assert path.read_bytes() == before
+
+
 def sealed(pack: Pack, **changes: Any) -> bytes:
     """The file of a changed pack, with a hash that fits."""
     changed = msgspec.structs.replace(pack, **changes)

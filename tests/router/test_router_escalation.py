@@ -364,3 +364,16 @@ def test_laws_hold_over_any_course_of_attempts(
     h.after(5000.0).wake()
     h.after(5000.0).wake()
     assert not h.router.table.n_open and not h.router.credit.pending_by_decision
+
+
+def test_a_second_attempt_that_falls_silent_ends_when_an_idle_program_does() -> None:
+    """Its new place does not put its end off to when a program is parked, where that is later."""
+    h = host(idle_s=6.0, park_s=120.0)
+    h.serve("p")
+    h.finish("p")
+    fail(h)
+    h.serve("p")
+    for _ in range(4):
+        h.after(3.0)
+        h.wake()
+    assert program(h).state is ProgramState.VERIFYING and program(h).end_reason is EndReason.IDLE

@@ -13,6 +13,9 @@ from .pack import parse_siblings
 if TYPE_CHECKING:
     from loadwise.lab.experiment import Result
 
+QUICK_PASSES, QUICK_DRAWS = 2, 200
+"""What `--quick` does at most, whatever else is asked for."""
+
 PLOTS = (".png", ".svg", ".pdf")
 
 EXPERIMENTS = {
@@ -43,6 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         _add_feedback(one)
         passes = f"passes over the tasks, the last is scored (default {n_passes})"
         one.add_argument("--passes", type=int, default=n_passes, metavar="N", help=passes)
+        quick = f"one order, at most {QUICK_PASSES} passes, {QUICK_DRAWS} draws: a look, no figure"
+        one.add_argument("--quick", action="store_true", help=quick)
         one.add_argument("--markdown", metavar="FILE", help="write tables there")
         one.add_argument("--plot", metavar="FILE", help="draw success against cost there (.png, .svg, .pdf)")
         add_json_flag(one)
@@ -98,6 +103,10 @@ def _replay(arguments: argparse.Namespace) -> int:
     from loadwise.settings import require_seed
 
     require_seed(arguments.seed)
+    if arguments.quick:
+        arguments.orders = min(arguments.orders, 1)
+        arguments.passes = min(arguments.passes, QUICK_PASSES)
+        arguments.draws = min(arguments.draws, QUICK_DRAWS)
     weights = COST_WEIGHTS if arguments.cost_weights is None else _floats("--cost-weights", arguments.cost_weights)
     for path in (arguments.markdown, arguments.plot):
         _require_place(path)

@@ -114,7 +114,8 @@ def _as_json(compared: "Compared", arguments: argparse.Namespace, chat: "Chat | 
         config |= {"ask_model": chat.model, "answers": "emulated" if chat.is_emulated() else "model"}
         values |= _costs_of_asking(chat)
     # What an emulator says is no decision: such a run shows that the pipes hold, and nothing else.
-    config["reading"] = "plumbing, not result" if config["answers"] == "emulated" else "result of this model"
+    readings = {"emulated": "plumbing, not result", "recorded": "a recorded run again, worth what that was"}
+    config["reading"] = readings.get(str(config["answers"]), "result of this model")
     return {
         "name": f"lab.{NAME}",
         "version": __version__,

@@ -60,6 +60,8 @@ def _build(arguments: argparse.Namespace) -> "Pack":
         raise ConfigError(f"{str(out)!r} cannot be written: {str(out.resolve().parent)!r} is not a folder")
     vectors, embedder = pack_vectors(arguments.embedder)
     families = _names(arguments.families) or tuple(read_families(folder))
+    if not families:
+        raise ConfigError(f"outcomes folder {str(folder)!r} holds no run")
     outcomes = read_outcomes(folder, families, None)
     models, excluded = _names(arguments.models) or None, _names(arguments.exclude_models)
     known = set(outcomes.model)

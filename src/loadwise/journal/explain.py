@@ -67,6 +67,16 @@ class DecisionExplained(Fact, frozen=True, kw_only=True):
     candidates: tuple[CandidateExplained, ...]
 
 
+class CreditExplained(Fact, frozen=True, kw_only=True):
+    """What one attempt of a program earned, as it stands."""
+
+    decision_id: int
+    model: str
+    success: float
+    cost_usd: float
+    reward: float
+
+
 class Explanation(Fact, frozen=True, kw_only=True):
     """Why a program ran on its model, and what came of it."""
 
@@ -84,9 +94,11 @@ class Explanation(Fact, frozen=True, kw_only=True):
     success: float | None = None
     cost_usd: float | None = None
     reward: float | None = None
-    """Of the credit that is in force."""
+    """Of the last attempt, by the credit that is in force."""
+    credits: tuple[CreditExplained, ...] = ()
+    """Of every attempt that was judged, in their order: more than one where the program was tried again."""
     n_corrections: int = 0
-    """Credits that were taken back before."""
+    """Credits that were taken back before, by another on the same attempt."""
     record: ProgramRecord | None = None
     """As archived, once it has left the router's memory."""
     is_exact: bool = True
@@ -122,9 +134,9 @@ class _Told:
         self._n_turns = 0
         self._arrived_at_s: float | None = None
         self._end: ProgramEnded | None = None
-        self._credit: RecordCredit | None = None
-        """The one in force."""
-        self._n_credits = 0
+        self._credits: dict[int, RecordCredit] = {}
+        """By decision the last one."""
+        self._n_corrections = 0
         self._record: ProgramRecord | None = None
 
     def hear(self, entry: Entry, commands: Sequence[Command]) -> None:
@@ -153,13 +165,14 @@ class _Told:
             case RecordPropensities():
                 self._decisions = [_with_propensities(d, command) for d in self._decisions]
             case RecordCredit():
-                self._credit = command
-                self._n_credits += 1
+                self._n_corrections += command.decision_id in self._credits
+                self._credits[command.decision_id] = command
             case Archive():
                 self._record = command.program
 
     def explanation(self, program_id: str, *, is_exact: bool) -> Explanation:
-        credit, record, end = self._credit, self._record, self._end
+        record, end = self._record, self._end
+        credit = self._credits[max(self._credits)] if self._credits else None
         if credit is not None and credit.is_withdrawn:
             credit = None
         return Explanation(
@@ -175,10 +188,21 @@ class _Told:
             success=credit.success if credit is not None else None,
             cost_usd=credit.cost_usd if credit is not None else record.cost_usd if record is not None else None,
             reward=credit.reward if credit is not None else None,
-            n_corrections=max(0, self._n_credits - 1),
+            credits=tuple(_credited(one) for _, one in sorted(self._credits.items()) if not one.is_withdrawn),
+            n_corrections=self._n_corrections,
             record=record,
             is_exact=is_exact,
         )
+
+
+def _credited(credit: RecordCredit) -> CreditExplained:
+    return CreditExplained(
+        decision_id=credit.decision_id,
+        model=credit.model,
+        success=credit.success,
+        cost_usd=credit.cost_usd,
+        reward=credit.reward,
+    )
 
 
 def _with_propensities(decision: DecisionExplained, command: RecordPropensities) -> DecisionExplained:
@@ -238,10 +262,11 @@ def render_why(explanation: Explanation) -> str:
     if explanation.wait_s is not None:
         lines.append(f"waited {explanation.wait_s:.3f} s")
     lines += [_verdict_line(verdict) for verdict in explanation.verdicts]
-    if explanation.reward is not None:
+    for credit in explanation.credits:
+        of = f" of decision {credit.decision_id} ({credit.model})" if len(explanation.credits) > 1 else ""
         lines.append(
-            f"credit: success {_number(explanation.success)}, cost ${_number(explanation.cost_usd)}, "
-            f"reward {_number(explanation.reward)}"
+            f"credit{of}: success {_number(credit.success)}, cost ${_number(credit.cost_usd)}, "
+            f"reward {_number(credit.reward)}"
         )
     if explanation.n_corrections:
         lines.append(f"the credit was corrected {_count(explanation.n_corrections, 'time')}; only the last counts")

@@ -17,6 +17,7 @@ from loadwise.policy.orchestrator import Recorded
 ANSWER_MAX_TOKENS = 32
 """A decision is a short JSON object."""
 REPLY_MAX_BYTES = 1 << 20
+TOKENS_MAX = 1_000_000_000
 ANSWERS_MAX_BYTES = 64 << 20
 
 
@@ -37,9 +38,14 @@ class Chat:
     """
 
     def __init__(self, url: str, model: str, *, key: str | None = None, timeout_s: float = 120.0) -> None:
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"url is {url!r}; it must be http://HOST[:PORT]/PATH or https://…")
+        wrong = f"url is {url!r}; it must be http://HOST[:PORT]/PATH or https://…"
+        try:
+            parts = urllib.parse.urlsplit(url)
+            is_host = bool(parts.hostname) and parts.port != 0
+        except ValueError as error:
+            raise ConfigError(f"{wrong} ({error})") from error
+        if parts.scheme not in ("http", "https") or not is_host:
+            raise ConfigError(wrong)
         if not (math.isfinite(timeout_s) and timeout_s > 0.0):
             raise ConfigError(f"timeout_s is {timeout_s!r}; it must be a finite number > 0")
         self.url, self.model = url.rstrip("/"), model
@@ -53,15 +59,23 @@ class Chat:
             answer = said["choices"][0]["message"].get("content") or ""
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise ConfigError(f"{self.url}: an answer without choices[0].message") from error
-        usage = said.get("usage") or {}
-        counts = (usage.get("prompt_tokens"), usage.get("completion_tokens"))
+        usage = said.get("usage")
+        counts = (_count(usage, "prompt_tokens"), _count(usage, "completion_tokens"))
         self.asked.append(Asked(str(answer), time.perf_counter() - begin, *counts))
         return str(answer)
 
     def is_emulated(self) -> bool:
-        """Whether an emulated engine answers: its words are no decision of a language model."""
-        listed = self._request("GET", "/models", None).get("data") or []
-        return any(isinstance(one, dict) and one.get("owned_by") == "loadwise" for one in listed)
+        """Whether an emulated engine answers: its words are no decision of a language model.
+
+        An endpoint that lists no models is none of ours.
+        """
+        try:
+            listed = self._request("GET", "/models", None).get("data")
+        except ConfigError:
+            return False
+        return isinstance(listed, list) and any(
+            isinstance(one, dict) and one.get("owned_by") == "loadwise" for one in listed
+        )
 
     def _question(self, prompt: str) -> dict[str, Any]:
         return {
@@ -83,8 +97,8 @@ class Chat:
         connection = kind(str(parts.hostname), parts.port, timeout=self._timeout_s)
         try:
             connection.request(method, parts.path.rstrip("/") + path, body, headers)
-            response = connection.getresponse()
-            read = response.read(REPLY_MAX_BYTES)
+            with connection.getresponse() as response:
+                read = self._read(response, time.perf_counter() + self._timeout_s)
         except (OSError, http.client.HTTPException) as error:
             raise ConfigError(f"{self.url}{path}: no answer: {error or type(error).__name__}") from error
         finally:
@@ -98,6 +112,21 @@ class Chat:
         if not isinstance(said, dict):
             raise ConfigError(f"{self.url}{path}: not a JSON object")
         return said
+
+    def _read(self, response: http.client.HTTPResponse, ends_at_s: float) -> bytes:
+        """The whole body; one that comes drop by drop is out of time, too."""
+        read = bytearray()
+        while len(read) < REPLY_MAX_BYTES and (chunk := response.read1(REPLY_MAX_BYTES - len(read))):
+            read += chunk
+            if time.perf_counter() > ends_at_s:
+                raise TimeoutError(f"not whole after {self._timeout_s:g} s")
+        return bytes(read)
+
+
+def _count(usage: Any, name: str) -> int | None:
+    """A number of tokens as an endpoint reports it; None where it reports none, or nonsense."""
+    found = usage.get(name) if isinstance(usage, dict) else None
+    return found if type(found) is int and 0 <= found <= TOKENS_MAX else None
 
 
 def remembering(ask: Callable[[str], str], answers: dict[str, str]) -> Callable[[str], str]:

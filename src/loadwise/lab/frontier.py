@@ -13,6 +13,16 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 
 
+def snapped(costs: Array, unit_usd: float) -> Array:
+    """Costs without the dust of sums: what is equally dear stays so, and no mix lies between.
+
+    >>> bool(snapped(np.array([0.1 + 0.2]), 1.0)[0] == snapped(np.array([0.3]), 1.0)[0])
+    True
+    """
+    found: Array = np.round(costs / unit_usd, 12) * unit_usd
+    return found
+
+
 def hull_vertices(costs: Sequence[float], successes: Sequence[float]) -> tuple[list[float], list[float]]:
     """The upper convex hull from the cheapest model to the most successful one: costs and successes, both rising.
 

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .bootstrap import interval, task_draws
-from .frontier import best_per_task, frontier_success, hull_success, midpoint_usd
+from .frontier import best_per_task, frontier_success, hull_success, midpoint_usd, snapped
 from .replay import Counts
 from .stream import Stream
 
@@ -160,7 +160,9 @@ def _rounded(value: float) -> float:
 
 def _means(stream: Stream, success: Array, cost: Array, draws: Array) -> list[_Means]:
     """Means under each row of `draws`, which sums to one."""
-    arrays = (draws @ stream.cost_usd, draws @ stream.success, draws @ cost, draws @ success)
+    unit = stream.scale_usd
+    spent, paid = snapped(draws @ stream.cost_usd, unit), snapped(draws @ cost, unit)
+    arrays = (spent, draws @ stream.success, paid, draws @ success)
     return [
         _Means(costs.tolist(), successes.tolist(), point_costs, point_successes)
         for costs, successes, point_costs, point_successes in zip(*arrays, strict=True)
@@ -288,10 +290,10 @@ def _crossed_gain(stream: Stream, fits: Sequence[_Fit], success: Array, cost: Ar
     The two halves form one stream of all tasks: its cost and success are compared with the hull of all tasks.
     """
     shares = draws / draws.sum(axis=1, keepdims=True)
-    costs, successes = shares @ stream.cost_usd, shares @ stream.success
+    costs, successes = snapped(shares @ stream.cost_usd, stream.scale_usd), shares @ stream.success
     second = np.stack([fit.is_second for fit in fits], axis=1)  # (n_tasks, n_fits)
     point = np.where(second, [fit.point_for_second for fit in fits], [fit.point_for_first for fit in fits])
-    at_usd = shares @ np.take_along_axis(cost, point, axis=1)  # (n_draws, n_fits)
+    at_usd = snapped(shares @ np.take_along_axis(cost, point, axis=1), stream.scale_usd)  # (n_draws, n_fits)
     reached = shares @ np.take_along_axis(success, point, axis=1)
     rows = zip(costs.tolist(), successes.tolist(), at_usd, strict=True)
     best = [hull_success(row_costs, row_successes, at) for row_costs, row_successes, at in rows]

@@ -121,9 +121,18 @@ def task_mark(family: str, task_id: str) -> str:
 
 
 def write_pack(pack: Pack, path: Path) -> None:
-    """Write with its hash."""
+    """Write with its hash.
+
+    Raises:
+        ConfigError: `read_pack` would refuse it; nothing was written.
+    """
+    where = f"pack {str(path)!r}"
+    _require_bounds(where, pack)
     sealed = msgspec.structs.replace(pack, sha256=pack.digest)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(sealed, order="sorted"), indent=1) + b"\n")
+    data = msgspec.json.format(msgspec.json.encode(sealed, order="sorted"), indent=1) + b"\n"
+    if len(data) > BYTES_MAX:
+        raise ConfigError(f"{where} would have {len(data)} bytes; the limit of a pack is {BYTES_MAX}")
+    path.write_bytes(data)
 
 
 def read_pack(path: Path) -> Pack:

@@ -8,13 +8,13 @@ from loadwise import __version__
 from loadwise.journal.entry import Entry
 from loadwise.journal.files import list_segments
 from loadwise.journal.reader import is_stub, read, read_header
-from loadwise.kernel.errors import ConfigError
+from loadwise.kernel.errors import ConfigError, JournalError
 from loadwise.settings import Config, config_from_builtins
 
 from .report import commit, machine
 from .whatif_estimate import Estimates, Sample, estimate, make_sample
 from .whatif_log import OUTCOMES, Log, Refusal, read_log
-from .whatif_target import Target, make_target, parse_target
+from .whatif_target import Target, make_target, parse_target, prior_of
 
 EFFECTIVE_MIN = 10.0
 """Fewer effective decisions say nothing that an interval could be trusted with."""
@@ -40,7 +40,11 @@ def what_if(path: Path, policy: str, *, learn_ratio: float = LEARN_RATIO, seed: 
         JournalError: no journal, or a damaged one.
         Refusal: the journal cannot tell.
     """
-    last = next(one for one in reversed(list_segments(path)) if not is_stub(one.path))
+    segments = list_segments(path)
+    if not segments:
+        raise JournalError(f"journal {str(path)!r} holds no segment")
+    # Where all are torn, the last one's header says what is wrong.
+    last = next((one for one in reversed(segments) if not is_stub(one.path)), segments[-1])
     config = config_from_builtins(read_header(last.path)[0].config)
     return answer(read(path), config, policy, learn_ratio=learn_ratio, seed=seed)
 
@@ -58,7 +62,7 @@ def evaluate(log: Log, config: Config, policy: str, *, learn_ratio: float = LEAR
     """Evaluate a policy on the decisions of a journal."""
     models = tuple(dict.fromkeys((*log.models, *config.models)))
     arm = parse_target(policy, models)
-    target = make_target(log, arm, config.router.context, learn_ratio, seed)
+    target = make_target(log, arm, config.router.context, learn_ratio, seed, prior_of(config.router.policy))
     sample = make_sample(target.decisions, log.models, target.probabilities)
     _require_support(log, target, sample)
     estimates = estimate(sample)
@@ -67,6 +71,8 @@ def evaluate(log: Log, config: Config, policy: str, *, learn_ratio: float = LEAR
 
 def _require_support(log: Log, target: Target, sample: Sample) -> None:
     """Every choice that the policy would make must have had a chance, and been made and judged often enough."""
+    if not sample.judged.any():
+        raise Refusal(f"none of {len(target.decisions)} decisions has a verdict: nobody said what they were worth")
     for place, model in enumerate(log.models):
         wanted = target.probabilities[:, place] > 0.0
         unheard = wanted & (sample.propensities[:, place] <= 0.0)

@@ -23,7 +23,8 @@ from loadwise.kernel.streams import Streams
 from loadwise.policy.base import Context, Feedback, Policy
 from loadwise.policy.context import ContextSpec
 from loadwise.policy.fixed import RoundRobin
-from loadwise.policy.registry import named_candidates
+from loadwise.policy.prior import Prior
+from loadwise.policy.registry import PolicySpec, named_candidates
 from loadwise.policy.stateless import Stateless
 
 from .arms import Arm, make_arms
@@ -80,17 +81,26 @@ def _from_json(said: str) -> str:
     return f"{name}?{'&'.join(parts)}" if parts else name
 
 
-def make_target(log: Log, arm: Arm, context: ContextSpec, learn_ratio: float, seed: int) -> Target:
+def prior_of(policy: PolicySpec) -> Prior | None:
+    """What the journal's own policy was told by an experience pack; None where there was none."""
+    told = policy.options.get("prior")
+    return told if told is None or isinstance(told, Prior) else msgspec.convert(told, Prior)
+
+
+def make_target(
+    log: Log, arm: Arm, context: ContextSpec, learn_ratio: float, seed: int, prior: Prior | None = None
+) -> Target:
     """Ask the policy about every decision that is evaluated.
 
     Args:
         context: of the journal's configuration.
         learn_ratio: share of the log that a learning policy learns from, in (0, 1).
+        prior: of the journal's pack, with which any policy that takes one would have begun.
 
     Raises:
         Refusal: nothing is left to learn from or to evaluate.
     """
-    policy = arm.make(context, _mean_costs_usd(log))
+    policy = arm.make(context, _mean_costs_usd(log), prior)
     streams = Streams(seed)
     if isinstance(policy, RoundRobin):  # it has a memory of its own, whatever it inherits
         return Target(arm.label, policy, "own turn", 0, log.decisions, _take_turns(policy, log, streams))

@@ -136,7 +136,10 @@ class Dispatching:
     def _settle_in(self, program: Program) -> None:
         """The program has just got a place: it is parked in time, and its held turns need not stand in line."""
         if program.n_turns:
-            self._desk.agenda.schedule(f"idle:{program.program_id}", self._desk.now_s + self._desk.config.park_s)
+            config = self._desk.config
+            self._desk.agenda.schedule(
+                f"idle:{program.program_id}", self._desk.now_s + min(config.park_s, config.idle_s)
+            )
         if len(program.open_turns) > 1:
             self._dispatch_siblings(program)
 

@@ -252,7 +252,7 @@ class Lifecycle:
         if program is None or not program.is_open:
             return
         if program.open_turns:
-            desk.agenda.schedule(f"idle:{key}", desk.now_s + desk.config.park_s)
+            desk.agenda.schedule(f"idle:{key}", desk.now_s + min(desk.config.park_s, desk.config.idle_s))
             return
         ends_at_s = program.active_at_s + desk.config.idle_s
         parks_at_s = program.active_at_s + desk.config.park_s
