@@ -330,7 +330,7 @@ class Admission:
         assert program.model is not None
         demand = self.demand_by_model[program.model]
         demand.learn(program.peak_tokens)
-        if program.admitted_at_s is not None:
+        if program.admitted_at_s is not None and not program.n_side_turns:  # else its time is not one model's
             demand.learn_run(at_s - program.admitted_at_s)
         self._stir_pool(program.model)
 

@@ -221,6 +221,7 @@ def may_move(turn: Turn, program: Program) -> bool:
         and not program.is_pinned
         and program.n_turns == 0
         and program.admitted_at_s is None
+        and not program.tried_models
         and len(program.open_turns) == 1
     )
 

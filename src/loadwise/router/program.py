@@ -96,7 +96,7 @@ class Program(msgspec.Struct, kw_only=True):
     live_tokens: int = 0
     """What its latest dispatched turn may grow to."""
     admitted_at_s: float | None = None
-    """When it first got a place; None until then."""
+    """When its attempt at hand first got a place on its model; None until then."""
     budget_s: float | None = None
     """Its time budget, while that has not begun."""
     is_marked: bool = False
