@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from loadwise.kernel.ids import BackendId, ModelId, ProgramId, TurnId
-from loadwise.ledger.forecast import NO_WAIT, Departures, Errors, Forecast, mean_wait_s
+from loadwise.ledger.forecast import NO_WAIT, Departures, Errors, Forecast, certain, mean_wait_s
 from loadwise.policy.base import Choice
 
 from .admission import Admission
@@ -72,12 +72,11 @@ class Divert:
             run_s = sum(demand.expected_run_s for demand in demands) / len(demands)
 
             def mean(n_ahead: int) -> Forecast:
-                base_s = mean_wait_s(n_ahead, len(elapsed_s), run_s)
-                return Forecast(wait_s=base_s, low_s=base_s, high_s=base_s, base_s=base_s)
+                return certain(mean_wait_s(n_ahead, len(elapsed_s), run_s))
 
             return mean
         departures = Departures(elapsed_s, [s for demand in demands for s in demand.runs_s], n_most)
-        return lambda n_ahead: self.errors.corrected(departures.wait_s(n_ahead))
+        return lambda n_ahead: self.errors.corrected(departures.span(n_ahead))
 
     def _backends_sharing(self, model_id: ModelId, at_s: float) -> list[BackendId]:
         """Backends whose departures make room for the model: its own, and those that use the same caches."""
