@@ -46,7 +46,7 @@ Z = 1.2816
 """Of the normal distribution at `HIGH`."""
 DOUBT = 0.5
 """Relative standard error of a prior's mean run time."""
-DRIFT = 0.12
+DRIFT = 0.08
 """By how much run times of the near future differ together from those of the past."""
 HALF_MIN, HALF_MAX = 0.02, 4.0
 """Half widths of an interval, in logarithms."""

@@ -24,6 +24,7 @@ from loadwise.policy.base import Choice
 from .admission import Admission
 from .backends import Backends
 from .config import RouterConfig
+from .gates import FootprintGate
 from .program import Program, Turn
 
 PLACES_MAX = 64
@@ -75,8 +76,18 @@ class Divert:
                 return certain(mean_wait_s(n_ahead, len(elapsed_s), run_s))
 
             return mean
-        departures = Departures(elapsed_s, [s for demand in demands for s in demand.runs_s], n_most)
-        return lambda n_ahead: self.errors.corrected(departures.span(n_ahead))
+        n_more = self._n_more(model_id, at_s)
+        runs_s = [s for demand in demands for s in demand.runs_s]
+        departures = Departures(elapsed_s, runs_s, n_most + n_more)
+        return lambda n_ahead: self.errors.corrected(departures.span(n_ahead + n_more))
+
+    def _n_more(self, model_id: ModelId, at_s: float) -> int:
+        """Departures beyond one that it takes until the next in line starts, where the room is overfull by growth."""
+        gate, admission = self._admission.gate, self._admission
+        ids = [b for b in self._backends.usable(model_id, at_s) if admission.is_gated(b)]
+        if not ids or not isinstance(gate, FootprintGate):
+            return 0
+        return max(int(min(gate.n_missing(b) for b in ids)), 0)
 
     def _backends_sharing(self, model_id: ModelId, at_s: float) -> list[BackendId]:
         """Backends whose departures make room for the model: its own, and those that use the same caches."""
