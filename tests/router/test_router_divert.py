@@ -272,12 +272,13 @@ def test_an_empty_backend_takes_anything():
 
 def test_where_contexts_have_outgrown_the_room_one_departure_is_not_enough():
     """The next in line starts when as many have left as the growth of the rest takes; the forecast counts them."""
-    h = Host(make_stack(backend("a", kv_tokens=10_000), admission=AdmissionConfig(kind="footprint")))
-    for n in range(10):
+    admission = AdmissionConfig(kind="footprint")
+    h = Host(make_stack(backend("a", kv_tokens=10_000), admission=admission, expected_tokens=1000))
+    for n in range(8):
         h.arrive(f"p{n}", prompt_tokens=500)
     gate = h.router.admission.gate
     started = list(h.running)
     before = gate.n_missing("a")
     for turn_id in started:
-        h.end_attempt(turn_id, usage=Usage(prompt_tokens=9000, completion_tokens=1000))
-    assert gate.n_missing("a") > max(before, 0.0)
+        h.end_attempt(turn_id, usage=Usage(prompt_tokens=1800, completion_tokens=100))
+    assert before < 1.0 < gate.n_missing("a")
