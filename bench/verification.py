@@ -35,7 +35,7 @@ models: {{small: {{}}, large: {{}}}}
 backends:
   - {{name: a, model: small, url: "{engine_url}/v1", slots: 4096}}
   - {{name: b, model: large, url: "{engine_url}/v1", slots: 4096}}
-task_types: {{work: {{verifier: {{{verifier}}}}}}}
+task_types: {{work: {{verifier: {{{verifier}}}, unchecked: true}}}}
 verification: {{concurrency: {{command: {at_once}}}, queue_max: {queue_max}}}
 gateway: {{port: {port}, journal: "{journal}", embedder: hash}}
 """

@@ -5,6 +5,7 @@ shape as a pool file, and every explicit value wins over it.
 """
 
 import importlib
+import re
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -88,6 +89,8 @@ class TaskTypeSpec(Fact, frozen=True, kw_only=True):
     known_pass: Case | None = None
     """A case that the verifier must pass before its verdicts are credited; its own where it ships one."""
     known_fail: Case | None = None
+    unchecked: bool = False
+    """Credit a verifier that has no known cases; else nothing that it says counts."""
 
     def __post_init__(self) -> None:
         make_verifier(self.verifier)  # a wrong option is found when the file is read, not when the first program ends
@@ -166,13 +169,22 @@ def load_config(path: str | Path) -> Config:
 
 def parse_yaml(text: str, *, where: str) -> dict[str, Any]:
     """Parse a YAML mapping; a key that is written twice is an error."""
-    try:
-        loaded = yaml.load(text, Loader=_StrictLoader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date like 2024-13-45 is a ValueError
-        raise ConfigError(f"{where} is not valid YAML: {error}") from error
+    loaded = parse_yaml_value(text, where=where)
     if not isinstance(loaded, dict):
         raise ConfigError(f"{where} holds {type(loaded).__name__}; it must be a mapping")
     return loaded
+
+
+def parse_yaml_value(text: str, *, where: str) -> Any:
+    """Parse any YAML.
+
+    >>> parse_yaml_value("1e-05", where="--set")
+    1e-05
+    """
+    try:
+        return yaml.load(text, Loader=_StrictLoader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date like 2024-13-45 is a ValueError
+        raise ConfigError(f"{where} is not valid YAML: {error}") from error
 
 
 def parse_config(mapping: Mapping[str, Any], *, where: str = "config") -> Config:
@@ -475,3 +487,9 @@ def _mapping_without_duplicates(loader: yaml.SafeLoader, node: yaml.MappingNode)
 
 
 _StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping_without_duplicates)
+# YAML 1.1 reads `1e-05`, as Python and JSON write it, as text: it wants a dot and a signed exponent. YAML 1.2 does not.
+_StrictLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$"),
+    list("-+.0123456789"),
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -10,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import yaml
 from cli_runs import refused, run
 
 from loadwise.kernel.errors import ConfigError
-from loadwise.lab.calibration import LADDER, Endpoint, Prober, Rung, ladder, read_measurements
+from loadwise.lab.calibration import N_WAYS, Endpoint, Prober, Rung, ladder, read_measurements
 from loadwise.sim.calibrate import Cell, simulate_cell
 from loadwise.sim.hardware import HardwareSpec
 from loadwise.sim.scenario import convert_scenario
@@ -34,20 +36,21 @@ TRUE = StepCost(
 HEAD = "prompt_tokens,output_tokens,concurrency,output_tokens_per_s,n_requests,held_out\n"
 
 
-def measurements(path: Path, spec: VllmEngineSpec) -> Path:
-    """The ladder as an engine of these costs would answer it, without noise."""
+def measurements(path: Path, spec: VllmEngineSpec, noise_sigma: float = 0.0, seed: int = 0) -> Path:
+    """The ladder as an engine of these costs would answer it, perhaps with noise in what is fitted."""
+    rng = np.random.default_rng(seed)
     lines = [HEAD]
-    for rung in LADDER:
+    for rung in ladder(32, 6000):
         shape = {"prompt_tokens": rung.prompt_tokens, "output_tokens": rung.output_tokens}
         cell = Cell(**shape, concurrency=rung.concurrency, n_requests=rung.n_requests, output_tokens_per_s=1.0)
-        rate = simulate_cell(cell, spec)
+        rate = simulate_cell(cell, spec) * math.exp(0 if rung.is_held_out else noise_sigma * rng.standard_normal())
         lines.append(f"{','.join(map(str, rung[:3]))},{rate},{rung.n_requests},{int(rung.is_held_out)}\n")
     path.write_text("".join(lines))
     return path
 
 
 def test_costs_are_found_again(tmp_path: Path, capsys: Capture) -> None:
-    """Seven cells give back every cost within a few percent, and three others within half a percent.
+    """Seven cells give back every cost within a tenth, and three others within half a percent.
 
     Of a step's fixed part and its weights only the sum is told apart by cells of this size.
     """
@@ -57,7 +60,7 @@ def test_costs_are_found_again(tmp_path: Path, capsys: Capture) -> None:
     found = ran.json["constants"]
     assert found["fixed_s"] + found["weights_s"] == pytest.approx(TRUE.fixed_s + TRUE.weights_s, rel=0.02)
     for name in ("gemm_s_per_token", "kv_s_per_token", "attention_s_per_pair", "request_s"):
-        assert found[name] == pytest.approx(getattr(TRUE, name), rel=0.06), name
+        assert found[name] == pytest.approx(getattr(TRUE, name), rel=0.1), name
     assert (ran.json["n_fit"], ran.json["n_held_out"]) == (7, 3)
     assert ran.json["held_out_error"] < 0.005
     assert "3 cells that it has not seen" in ran.err
@@ -66,6 +69,36 @@ def test_costs_are_found_again(tmp_path: Path, capsys: Capture) -> None:
     spec = scenario.engines["a"]
     assert isinstance(spec, VllmEngineSpec)
     assert spec.cost.gemm_s_per_token == found["gemm_s_per_token"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("step", [StepCost(), HardwareSpec(gpu="h200", model="qwen3-8b").step, TRUE])
+def test_noise_of_two_percent_leaves_costs_in_place(tmp_path: Path, capsys: Capture, step: StepCost, seed: int) -> None:
+    """Every cost that matters is found within a few times the noise, and cells that were not fitted within its size."""
+    path = measurements(tmp_path / "cells.csv", VllmEngineSpec(step=step), noise_sigma=0.02, seed=seed)
+    ran = run(capsys, "calibrate", "--measurements", path, "--json")
+    found = ran.json["constants"]
+    assert found["fixed_s"] + found["weights_s"] == pytest.approx(step.fixed_s + step.weights_s, rel=0.04)
+    for name, within in (("gemm_s_per_token", 0.1), ("kv_s_per_token", 0.3), ("attention_s_per_pair", 0.4)):
+        assert found[name] == pytest.approx(getattr(step, name), rel=within), name
+    assert ran.json["held_out_error"] < 0.02
+
+
+def test_a_bad_fit_is_called_one(tmp_path: Path, capsys: Capture) -> None:
+    """Measurements that contradict each other are fitted all the same, and said to be."""
+    path = tmp_path / "cells.csv"
+    path.write_text(HEAD + "16,128,1,0.01,2,0\n" + "16,128,1,1000,2,0\n" + "2000,16,1,50,2,0\n")
+    ran = run(capsys, "calibrate", "--measurements", path)
+    assert ran.status == 0
+    assert "no good fit" in ran.err
+
+
+def test_an_engine_with_little_memory_is_not_made_to_preempt() -> None:
+    """No rung wants more KV than there is; the longest prompts are shortened before users are sent away."""
+    for rung in ladder(32, 6000, kv_tokens=4000):
+        assert rung.concurrency * (rung.prompt_tokens + rung.output_tokens) <= 4000
+    assert max(rung.prompt_tokens for rung in ladder(32, 6000, kv_tokens=4000)) > 2000
+    assert ladder(32, 6000, kv_tokens=10**7) == ladder(32, 6000)
 
 
 def test_shares_of_a_gpu_are_fitted(tmp_path: Path, capsys: Capture) -> None:
@@ -152,7 +185,7 @@ def test_an_engine_is_asked_as_the_ladder_says(stub: Stub, capsys: Capture, monk
     ran = run(capsys, "calibrate", "--url", stub.url, *flags, "--json")
     assert ran.status == 0
     rungs = ladder(4, 100)
-    assert len(stub.asked) == 2 + sum(rung.n_requests for rung in rungs)
+    assert len(stub.asked) == 2 + 2 * sum(rung.n_requests for rung in rungs)
     assert {body["model"] for body in stub.asked} == {"first"}
     assert len({body["prompt"].split()[0] for body in stub.asked}) == len(stub.asked)
     assert stub.keys == {"Bearer secret"}
@@ -171,6 +204,17 @@ def test_a_rung_counts_what_the_engine_says(stub: Stub) -> None:
     cell = prober.measure(Rung(16, 128, 2, 6))
     shape = {"prompt_tokens": 7, "output_tokens": 5, "concurrency": 2, "n_requests": 6}
     assert cell == Cell(**shape, output_tokens_per_s=30 / 4)
+
+
+def test_the_fastest_of_several_counts_without_the_way(stub: Stub) -> None:
+    """What else runs only slows down; the network's share of every round is taken off."""
+    way = [0.0, 0.5] * N_WAYS
+    now = iter([*way, 10.0, 20.0, 20.0, 26.0, 30.0, 39.0])
+    prober = Prober(Endpoint(url=stub.url, model="m"), clock=lambda: next(now))
+    prober.prepare()
+    stub.usage = {"prompt_tokens": 7, "completion_tokens": 5}
+    cell = prober.measure(Rung(16, 128, 2, 6), 3)
+    assert cell.output_tokens_per_s == 30 / (6 - 3 * 0.5)
 
 
 @pytest.mark.parametrize(
@@ -204,12 +248,15 @@ def test_an_engine_that_is_not_there_is_named(capsys: Capture) -> None:
     [
         ([], "either --url"),
         (["--url", "ftp://x"], "ftp://x"),
+        (["--url", "http://[::1"], "http://[::1"),
+        (["--url", "http://x:99999/v1"], "99999"),
         (["--url", "http://127.0.0.1:1/v1", "--timeout", "nan"], "timeout is nan"),
         (["--url", "http://127.0.0.1:1/v1", "--max-concurrency", "0"], "--max-concurrency is 0"),
         (["--url", "http://127.0.0.1:1/v1", "--max-prompt-tokens", "3"], "--max-prompt-tokens is 3"),
         (["--url", "http://127.0.0.1:1/v1", "--api-key-env", "NO_SUCH_KEY"], "NO_SUCH_KEY"),
         (["--url", "http://127.0.0.1:1/v1", "--gpu", "h100"], "belong together"),
         (["--url", "http://127.0.0.1:1/v1", "--num-gpu-blocks", "0"], "num_gpu_blocks is 0"),
+        (["--url", "http://127.0.0.1:1/v1", "--times", "0"], "--times is 0"),
         (["--measurements", "/no/such.csv"], "/no/such.csv"),
     ],
 )

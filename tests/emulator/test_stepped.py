@@ -344,6 +344,9 @@ async def control(client: Client, method: bytes, what: str, body: bytes = b"{}")
     ("what", "body", "says"),
     [
         ("step", b'{"to_s": -1}', "to_s is -1.0"),
+        ("step", b'{"to_s": 1e300}', "to_s is beyond 1000000000"),
+        ("step", b'{"at_s": 1' + b"0" * 400 + b"}", "at_s is beyond"),
+        ("speed", b'{"ratio": 1' + b"0" * 400 + b"}", "ratio is beyond"),
         ("step", b'{"to_s": "soon"}', "to_s is 'soon'"),
         ("step", b'{"to_s": 1, "at_s": 1}', "one of them"),
         ("step", b"[]", "not an object"),

@@ -374,6 +374,11 @@ def verifier_findings(task_types: dict[str, Any], **verification: Any) -> list[t
     return asyncio.run(run())
 
 
+MEMBERS = [{"kind": "exact"}, {"kind": "numeric"}]
+COMMAND = {"kind": "command", "run": "true"}
+ONE_OR_OTHER = {"kind": "fusion", "options": {"rule": "first", "members": MEMBERS}}
+
+
 @pytest.mark.parametrize(
     ("task_type", "level", "said"),
     [
@@ -388,7 +393,19 @@ def verifier_findings(task_types: dict[str, Any], **verification: Any) -> list[t
         (
             {"verifier": {"kind": "command", "run": "true"}},
             "warning",
-            "not checked for want of known_pass",
+            "not checked for want of known_pass and known_fail: give task_types.work.known_pass",
+        ),
+        ({"verifier": {"kind": "command", "run": "true"}, "unchecked": True}, "warning", "credited on your word"),
+        ({"verifier": ONE_OR_OTHER}, "ok", "rightly"),
+        (
+            {"verifier": {**ONE_OR_OTHER, "options": {"rule": "first", "members": [*MEMBERS, COMMAND]}}},
+            "warning",
+            "known_pass of member 'command' and known_fail of member 'command'",
+        ),
+        (
+            {"verifier": ONE_OR_OTHER, "known_pass": {"answer": "a", "references": {"reference": "b"}}},
+            "broken",
+            "its known pass was judged fail",
         ),
     ],
 )

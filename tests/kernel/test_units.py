@@ -45,6 +45,9 @@ ALLOWED = {
     "component_ridge",
     "prior_strength",
     "optimism",
+    "expected_success",
+    "weights",
+    "acting_weight",
     "scale",
     "multiplier",
     "backpressure",
@@ -86,7 +89,7 @@ def numbers(kind):
 
 def has_unit(name):
     """Whether a name tells its unit."""
-    return name.endswith(UNITS) or name.startswith(COUNTS) or name in ALLOWED
+    return name.removesuffix("_by_model").endswith(UNITS) or name.startswith(COUNTS) or name in ALLOWED
 
 
 FIELDS = [(kind, name) for kind in structs() for name in numbers(kind)]

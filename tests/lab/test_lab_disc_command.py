@@ -62,7 +62,7 @@ def test_settings_win_over_the_world() -> None:
     assert (router.budget_starts, router.trade.wait_weight) == ("arrival", 0.25)
     assert (router.admission.footprint_ratio, router.admission.kind) == (0.5, "footprint")
     caps = scenario_of(Cell(world="qwen-gh200", preset="static_cap", load=8, seed=1)).config.router.admission
-    assert caps.cap_by_model == read_world("qwen-gh200")["caps"]
+    assert caps.programs_max_by_model == read_world("qwen-gh200")["caps"]
 
 
 def test_a_cell_is_the_same_again_and_conserves_programs() -> None:

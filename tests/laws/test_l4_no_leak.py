@@ -20,7 +20,7 @@ N_TRACES = int(os.environ.get("LOADWISE_L4_TRACES", "300"))
 ADMISSIONS = (
     AdmissionConfig(call_ratio=0.95, overhead_tokens=100, learns_overhead=True, shares_prompts=True),
     AdmissionConfig(kind="footprint", call_ratio=0.95),
-    AdmissionConfig(kind="cap", cap=2),
+    AdmissionConfig(kind="cap", programs_max=2),
     AdmissionConfig(kind="pause", pause=PauseConfig(tick_s=2.0)),
     AdmissionConfig(kind="none"),
 )

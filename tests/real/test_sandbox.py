@@ -7,12 +7,13 @@ import socket
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from loadwise.kernel.errors import ConfigError
 from loadwise.runner.bounded import look_at_tree
 from loadwise.runner.containment import MIB, Outcome, Trouble, described
-from loadwise.runner.sandbox import Bubblewrap, missing_for_bubblewrap
+from loadwise.runner.sandbox import Bubblewrap
 from loadwise.verify.check import Limits, RunInSandbox
 
 pytestmark = pytest.mark.real
@@ -21,8 +22,7 @@ LIMITS = Limits(wall_s=90.0, cpu_s=1.0, memory_bytes=256 * MIB, processes=16, fi
 
 
 @pytest.fixture(scope="module")
-def sandbox() -> Bubblewrap:
-    assert missing_for_bubblewrap() is None
+def sandbox(can_sandbox: None) -> Bubblewrap:
     made = Bubblewrap(disk_bytes=8 * MIB)
     assert made.trial() is None
     return made
@@ -62,6 +62,12 @@ CONTAINED = {
     "a large file": ("f = open('a', 'wb')\nwhile True: f.write(b'x' * 100_000)", Trouble.FILE_SIZE),
     "many files": ("for i in range(99): open(f'{i}', 'wb').write(b'x' * 1_000_000)", Trouble.FILE_SIZE),
     "shared memory": ("open('/dev/shm/x', 'wb').write(b'x' * 3_000_000)", Trouble.FILE_SIZE),
+    "files without end": ("i = 0\nwhile True:\n  i += 1\n  open(f'{i}', 'w').close()", Trouble.FILE_SIZE),
+    "memory of no process": ("import os\nos.write(os.memfd_create('x'), b'x')", Trouble.EXIT),
+    "segments of memory": (
+        "import ctypes\nc = ctypes.CDLL(None)\nprint(c.shmget(0, 1 << 20, 0o1600))\nraise SystemExit(1)",
+        Trouble.EXIT,
+    ),
     "a crash": ("import ctypes\nctypes.string_at(0)", Trouble.SIGNAL),
     "a bad end": ("raise SystemExit(3)", Trouble.EXIT),
 }
@@ -71,7 +77,10 @@ CONTAINED = {
 def test_harm_is_contained_and_reported_as_what_it_is(sandbox: Bubblewrap, name: str) -> None:
     """Named trouble, words for it, output within its bound; and the machine goes on."""
     script, wanted = CONTAINED[name]
-    outcome = run(sandbox, script)
+    limits = msgspec.structs.replace(LIMITS, cpu_s=30.0) if name == "files without end" else LIMITS
+    outcome = run(sandbox, script, limits=limits)
+    if name == "segments of memory":
+        assert outcome.stdout == b"-1\n"
     if name == "endless loops of children":  # so many loops may also be too many processes
         assert outcome.trouble in (Trouble.CPU, Trouble.PROCESSES)
     else:
@@ -175,7 +184,8 @@ def test_sandboxes_run_beside_each_other(sandbox: Bubblewrap) -> None:
         assert len({outcome.stdout for outcome in outcomes}) == 3
 
 
-def test_a_shown_tree_is_there_and_cannot_be_changed(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("can_sandbox")
+def test_a_shown_tree_is_there_and_cannot_be_changed() -> None:
     """An environment that tests need; only what the operator names."""
     tree = Path("/opt") if Path("/opt").is_dir() else Path("/srv")
     made = Bubblewrap(shows=[str(tree)])

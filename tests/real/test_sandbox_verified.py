@@ -22,7 +22,7 @@ from loadwise.journal.explain import render_why, why
 from loadwise.settings import parse_yaml
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "verified_code"
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("can_sandbox")]
 
 TESTS = "assert add(2, 3) == 5\nassert add(-1, 1) == 0\n"
 TYPES = {"code": {"verifier": {"kind": "code"}, "false_pass": 0.02}}

@@ -37,7 +37,7 @@ def test_nobody_waits_without_a_gate():
 
 def test_a_cap_counts_programs():
     """`cap`: so many of the model, whatever their size, and who is refused a place comes next."""
-    h = host(kind="cap", cap=5, cap_by_model={"small": 3})
+    h = host(kind="cap", programs_max=5, programs_max_by_model={"small": 3})
     for n in range(5):
         h.arrive(f"p{n}", prompt_tokens=9000)
     assert n_running(h) == 3

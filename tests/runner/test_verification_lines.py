@@ -104,12 +104,22 @@ class Asks:
 class Site:
     """A verification on a virtual clock, and what it delivered."""
 
-    def __init__(self, verifier, *findings, sleeps_s=0.0, quota=None, unwanted=(), known=(None, None), **config):
+    def __init__(
+        self,
+        verifier,
+        *findings,
+        sleeps_s=0.0,
+        quota=None,
+        unwanted=(),
+        known=(None, None),
+        is_unchecked=True,
+        **config,
+    ):
         self.clock = Clock()
         self.carrier = FakeCarrier(self.clock, *findings, sleeps_s=sleeps_s)
         self.verdicts: dict[str, Verdict] = {}
         self.said: list[str] = []
-        self.assigned = Assigned("t", verifier, quota=quota, known=known)
+        self.assigned = Assigned("t", verifier, quota=quota, known=known, is_unchecked=is_unchecked)
         self.verification = Verification(
             {"t": self.assigned},
             self.carrier,
@@ -348,6 +358,21 @@ async def test_known_cases_of_the_configuration_go_before_those_of_the_verifier(
     await s.clock.advance(1.0)
     assert s.verdicts["p"].verdict is VerdictKind.PASS
     await s.verification.close()
+
+
+@on_loop
+async def test_a_verifier_without_known_cases_is_credited_on_the_operators_word_alone():
+    """Else nothing shows that it judges rightly: it abstains, and names what is missing."""
+    for is_unchecked in (False, True):
+        s = Site(Asks(), Finding(value=True), is_unchecked=is_unchecked)
+        s.verification.start()
+        s.submit("p")
+        await s.clock.advance(1.0)
+        verdict = s.verdicts["p"]
+        assert verdict.verdict is (VerdictKind.PASS if is_unchecked else VerdictKind.ABSTAIN)
+        assert is_unchecked or "give task_types.t.known_pass and .known_fail" in verdict.explanation
+        assert any("for want of known_pass and known_fail" in text for text in s.said)
+        await s.verification.close()
 
 
 @on_loop

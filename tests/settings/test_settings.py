@@ -160,6 +160,15 @@ def test_wrong_configuration_says_what_and_where(change, said):
     assert said in refusal(pool(**change))
 
 
+@pytest.mark.parametrize("text", ["1e-05", "1E5", "-1.5e3", "2.e+3", ".5e-3", "1.0", "6.02e+23"])
+def test_numbers_as_python_and_json_write_them(text):
+    """An exponent needs neither a dot nor a sign; what is no number stays text, and digits stay whole."""
+    assert parse_yaml(f"a: {text}", where="text") == {"a": float(text)}
+    said = parse_yaml(f"a: {text}x\nb: 17\nc: 1e\nd: e5", where="text")
+    assert said == {"a": f"{text}x", "b": 17, "c": "1e", "d": "e5"}
+    assert isinstance(said["b"], int)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,67 @@ signals: {every_s: 1, delay_s: 0.1}
 selector: {answers: uniform}
 failures: [{at_s: 1, backend: a, kind: crash, for_s: 2}]
 """)
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"kind": "simple", "prefill_chunk_tokens": 1, "prefill_tokens_per_s": 1e7, "decode_steps_per_s": 1e7},
+        {"kind": "vllm", "step": {"fixed_s": 1e-8, "weights_s": 0, "request_s": 0, "gemm_s_per_token": 1e-9}},
+        {"kind": "servers", "mean_service_s": 1e-8},
+        {"kind": "api", "tokens_per_s": 1e9, "first_token_s": 1e-9},
+    ],
+)
+def test_steps_shorter_than_the_clocks_last_bit_end(engine: dict[str, Any]) -> None:
+    """Months into a run a step is less than what the clock can tell apart; each moves it all the same."""
+    document: dict[str, Any] = {
+        "scenario": 1,
+        "name": "late",
+        "n_programs": 3,
+        "pool": {"models": {"m": {}}, "backends": [{"name": "a", "model": "m"}], "router": {"policy": "round_robin"}},
+        "engines": {"a": engine},
+        "workload": {"arrivals": {"kind": "closed", "n_agents": 1, "stagger_s": 9e8}, "turns": 4, "tool_s": 0},
+        "signals": {"every_s": 0},
+    }
+    report = simulate(convert_scenario(document), 1)
+    assert report.programs == {"finished": 3, "open": 0}
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        (
+            {"workload": {"output_tokens": {"lognormal": {"median": -1, "sigma": 1}}}},
+            "workload.output_tokens: lognormal",
+        ),
+        (
+            {"workload": {"tool_s": {"mixture": [{"weight": 1, "draw": {"uniform": [2, 1]}}]}}},
+            "tool_s.mixture.0.draw: ",
+        ),
+        ({"engines": {"a": {"kind": "vllm", "max_num_seqs": 0}}}, "engines.a: engine max_num_seqs is 0"),
+        (
+            {"engines": {"a": {"kind": "vllm", "hardware": {"gpu": "x", "model": "qwen3-8b"}}}},
+            "engines.a.hardware: gpu",
+        ),
+        ({"failures": [{"at_s": -1, "backend": "a", "kind": "hang"}]}, "failures.0: failure at_s is -1"),
+        ({"verdicts": {"delay_s": {}}}, "verdicts.delay_s: a distribution names exactly one"),
+        ({"n_programs": -1}, "x.yaml: n_programs is -1"),
+    ],
+)
+def test_a_refused_value_is_named_with_its_place(change: dict[str, Any], place: str) -> None:
+    """Not only what is wrong with a distribution or an engine, but which of them it is."""
+    document: dict[str, Any] = {
+        "scenario": 1,
+        "name": "x",
+        "n_programs": 1,
+        "pool": {"models": {"m": {}}, "backends": [{"name": "a", "model": "m"}]},
+        "workload": {"arrivals": {"kind": "closed", "n_agents": 1}},
+    }
+    for key, value in change.items():
+        document[key] = document[key] | value if key == "workload" else value
+    with pytest.raises(ConfigError) as error:
+        convert_scenario(document, "x.yaml")
+    assert place in error.value.message
 
 
 def changed(path: Path_, value: Any) -> dict[str, Any]:
@@ -196,6 +258,12 @@ ROW = {"arrival_s": 1.0, "input_tokens": 10, "output_tokens": 5}
         ([ROW, {**ROW, "service_s": -1.0}], ("row 1", "service_s", "-1.0")),
         ([ROW, {**ROW, "service_s": "long"}], ("row 1", "service_s", "'long'")),
         ([ROW, {**ROW, "hash_ids": [-1]}], ("row 1", "hash_ids", "-1")),
+        ([ROW, {**ROW, "arrival_s": math.nan}], ("row 1", "arrival_s", "is nan")),
+        ([ROW, {**ROW, "arrival_s": math.inf}], ("row 1", "arrival_s", "is inf")),
+        ([ROW, {**ROW, "input_tokens": 10**8}], ("row 1", "input_tokens is 100000000", "[1, 10000000]")),
+        ([ROW, {**ROW, "session": [1]}], ("row 1", "session", "[1]")),
+        ([ROW, [1, 2]], ("row 1", "[1, 2]", "an object")),
+        ([ROW, {**ROW, "hash_ids": [1] * 9}], ("row 1", "hash_ids has 9 names", "blocks of 512")),
         ([ROW, {**ROW, "hash_ids": 5}], ("row 1", "hash_ids", "5")),
         ([{**ROW, "session": "s"}, ROW], ("row 1", "session", "missing")),
         ([{**ROW, "session": "s"}, {**ROW, "session": "s", "arrival_s": 0.1}], ("row 1", "arrival_s", "0.1")),

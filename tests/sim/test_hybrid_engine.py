@@ -23,7 +23,7 @@ from loadwise.sim.hybrid_engine import HybridEngine, fits_hybrid
 from loadwise.sim.hybrid_pool import find_block, name_block, unname_block
 from loadwise.sim.programs import CallLog, run_by_block
 from loadwise.sim.scenario import Scenario, open_engine, parse_scenario, preset_workload
-from loadwise.sim.simulate import simulate
+from loadwise.sim.simulate import is_worth_compiling, simulate
 from loadwise.sim.step_time import StepCost
 from loadwise.sim.vllm_engine import VllmEngine, VllmEngineSpec
 from loadwise.sim.workload import Workload
@@ -41,7 +41,7 @@ specs = st.builds(
     VllmEngineSpec,
     num_gpu_blocks=st.integers(24, 60),
     block_size=st.just(8),
-    n_state_groups=st.integers(1, 3),
+    n_state_groups=st.integers(0, 3),
     step=st.sampled_from(STEPS),
     max_num_seqs=st.sampled_from([2, 3, 16]),
     max_num_batched_tokens=st.sampled_from([32, 64, 1024]),
@@ -112,6 +112,34 @@ def test_lines_and_calls_find_room() -> None:
     assert one == other
 
 
+lines = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), max_size=3).map(
+    lambda runs: ((0, 1), *((sum(n for n, _ in runs[: i + 1]), origin) for i, (_, origin) in enumerate(runs)))
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    asked=st.lists(
+        st.tuples(lines, st.integers(1, 120), st.integers(1, 20), st.sampled_from([0.0, 0.02, 1.0])), min_size=2
+    ),
+    spec=specs,
+)
+def test_prompts_told_by_their_content_are_found(
+    asked: list[tuple[tuple[tuple[int, int], ...], int, int, float]], spec: VllmEngineSpec
+) -> None:
+    """Law: lines as the emulator tells them (forks, common beginnings), at any token, hit as in the reference."""
+    arrivals, now_s = [], 0.0
+    for i, (line, prompt, output, gap_s) in enumerate(asked):
+        now_s += gap_s
+        request = EngineRequest(
+            request_id=i, program_id=f"p{i % 5}", prompt_tokens=prompt, output_tokens=output, line=line
+        )
+        arrivals.append((now_s, request))
+    one, other = VllmEngine(spec), HybridEngine(spec, is_compiled=False)
+    assert repr(drive(one, arrivals)) == repr(drive(other, arrivals))
+    assert one.signals(1e9) == other.signals(1e9)
+
+
 def assert_same(log: CallLog, other: CallLog) -> None:
     """Two logs are equal to the last bit."""
     for name in CallLog.__struct_fields__:
@@ -153,19 +181,30 @@ failures:
 
 
 @pytest.mark.skipif(not HAS_NUMBA, reason="the extra `sim` (numba) is not installed")
-def test_a_world_gives_the_same_bytes() -> None:
+@pytest.mark.parametrize("model", ["qwen3.5-9b", "qwen3-8b"])
+def test_a_world_gives_the_same_bytes(model: str) -> None:
     """Through router, failures and cancellations: compiled engines and the reference report equal bytes."""
     scenario = pair()
-    report = simulate(scenario, 5)
+    small = msgspec.convert({"kind": "vllm", "hardware": {"gpu": "h100", "model": model}}, VllmEngineSpec)
+    scenario = msgspec.structs.replace(scenario, engines=scenario.engines | {"b": small})
+    report = simulate(scenario, 5, is_compiled=False)
     assert simulate(scenario, 5, is_compiled=True).to_json() == report.to_json()
     assert report.programs.get("cancelled", 0) + report.turns["cancelled"] > 0
     assert isinstance(open_engine(scenario.engines["a"], Streams(0), "a", is_compiled=True), HybridEngine)
 
 
+def test_long_runs_are_compiled_unasked() -> None:
+    """Where nothing is said: with a vLLM engine, and a hundred programs or nobody knows how many."""
+    scenario = pair()
+    assert not is_worth_compiling(scenario)
+    assert is_worth_compiling(msgspec.structs.replace(scenario, n_programs=100))
+    assert is_worth_compiling(msgspec.structs.replace(scenario, n_programs=None, until_s=9.0))
+    assert not is_worth_compiling(msgspec.structs.replace(scenario, n_programs=100, engines={}))
+
+
 @pytest.mark.parametrize(
     "changes",
     [
-        {"n_state_groups": 0},
         {"scheduling_policy": "priority"},
         {"has_prefix_cache": False},
         {"num_gpu_blocks": 2_000_000},

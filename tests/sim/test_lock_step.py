@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from loadwise.kernel.errors import ConfigError
+from loadwise.sim.block_run import BlockRun
 from loadwise.sim.compiled import HAS_NUMBA
 from loadwise.sim.fast_run import FastRun
 from loadwise.sim.lock_step import LOAD_COLUMNS, LockStep
-from loadwise.sim.programs import Programs, pack
+from loadwise.sim.programs import CallLog, Programs, pack
 from loadwise.sim.vllm_engine import VllmEngineSpec
 
 SPECS = [VllmEngineSpec(num_gpu_blocks=1200), VllmEngineSpec(num_gpu_blocks=700)]
@@ -33,6 +34,12 @@ def programs(seed: int, n: int = 6) -> Programs:
 def rule(environment: int, program: int) -> int:
     """Some choice that differs between environments."""
     return (environment + program) % 2
+
+
+def assert_same(log: CallLog, other: CallLog) -> None:
+    """Two logs are equal to the last bit."""
+    for name in CallLog.__struct_fields__:
+        assert np.array_equal(getattr(log, name), getattr(other, name)), name
 
 
 def test_64_environments_are_64_runs() -> None:
@@ -67,6 +74,7 @@ def test_compiled_environments_do_the_same() -> None:
         asked = together.advance()
         while (asked >= 0).any():
             asked = together.advance(asked % 2)
+        assert together.memory is not None
         memories.append(together.memory)
     assert np.array_equal(*memories)
 
@@ -103,12 +111,87 @@ def test_a_copy_of_the_array_is_a_snapshot_of_all() -> None:
     zeros = np.zeros(4, int)
     together.advance()
     together.advance(zeros)
+    assert together.memory is not None
     saved = together.memory.copy()
+    assert np.array_equal(together.save(), saved)
     first = together.advance(zeros)
     after = together.memory.copy()
-    together.memory[:] = saved
-    assert np.array_equal(together.advance(zeros), first)
-    assert np.array_equal(together.memory, after)
+    for restore in (lambda: together.memory.__setitem__(slice(None), saved), lambda: together.restore(saved)):
+        restore()
+        assert np.array_equal(together.advance(zeros), first)
+        assert np.array_equal(together.memory, after)
+
+
+HYBRIDS = [
+    VllmEngineSpec(num_gpu_blocks=60, block_size=528, n_state_groups=3),
+    VllmEngineSpec(num_gpu_blocks=500, scheduling_policy="priority"),
+]
+
+
+def decided(run: FastRun | BlockRun, environment: int) -> CallLog:
+    """A run to its end under the rule."""
+    program = run.advance()
+    while program >= 0:
+        program = run.advance(choice=rule(environment, program))
+    return run.log()
+
+
+def test_engines_beyond_the_fast_core_run_by_block() -> None:
+    """64 environments of hybrid and priority engines, each the run that it is alone, with loads to decide by."""
+    worlds = [programs(seed, 3) for seed in range(N_ENVIRONMENTS)]
+    together = LockStep(HYBRIDS, worlds, 3, is_compiled=False)
+    assert together.memory is None
+    n_calls = min(world.n_calls for world in worlds)
+    asked = together.advance()
+    while (asked >= 0).any():
+        assert together.loads().shape == (N_ENVIRONMENTS, 2, len(LOAD_COLUMNS))
+        asked = together.advance(np.array([rule(i, int(program)) for i, program in enumerate(asked)]))
+    for i in (0, 1, N_ENVIRONMENTS - 1):
+        alone = BlockRun(HYBRIDS, worlds[i], 3, max_calls=n_calls, is_compiled=False)
+        assert_same(decided(alone, i), together.runs[i].log())
+        assert together.now_s()[i] == alone.now_s
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_runs_by_block_are_those_of_the_fast_core(seed: int) -> None:
+    """Where both can, asked and answered alike, they log alike, and so do their engines' loads on the way."""
+    world = programs(seed, 8)
+    runs = (FastRun(SPECS, world, 4, decides=True, is_compiled=False), BlockRun(SPECS, world, 4, is_compiled=False))
+    one, other = (decided(run, seed) for run in runs)
+    for name in ("call", "engine", "hit_tokens", "prompt_tokens"):
+        assert np.array_equal(getattr(one, name), getattr(other, name)), name
+    assert other.finished_at_s == pytest.approx(one.finished_at_s)
+
+
+def test_a_snapshot_of_runs_by_block_is_restored() -> None:
+    """Saved once, gone on from twice: the same choices lead to the same logs, others to others."""
+    worlds = [programs(seed, 6) for seed in (3, 4)]
+    together = LockStep(HYBRIDS, worlds, 3, is_compiled=False)
+    together.advance()
+    together.advance(np.array([0, 1]))
+    saved, ends = together.save(), []
+    for engine in (0, 0, 1):
+        together.restore(saved)
+        asked = together.advance(np.full(2, engine))
+        while (asked >= 0).any():
+            asked = together.advance(np.full(2, engine))
+        ends.append([run.log() for run in together.runs])
+    for i in range(2):
+        assert_same(ends[0][i], ends[1][i])
+        assert not np.array_equal(ends[0][i].engine, ends[2][i].engine)
+
+
+def test_what_is_seen_by_block_is_the_engines_load() -> None:
+    """What runs, waits and decodes, and what it holds."""
+    world = pack([([3000], [400], [0.0])] * 3)
+    run = BlockRun(HYBRIDS[:1], world, 3, is_compiled=False)
+    assert run.loads() == [(0, 0, 0, 0)]
+    for _ in range(4):
+        run.advance(until_s=2.0, choice=0)
+    ((n_running, n_waiting, kv_usage_ratio, n_context),) = run.loads()
+    assert (n_running, n_waiting) == (3, 0)
+    assert 3 * 6 / 60 <= kv_usage_ratio <= 1
+    assert 9000 <= n_context <= 3 * 3400
 
 
 def test_what_does_not_fit_together_is_refused() -> None:
@@ -123,5 +206,11 @@ def test_what_does_not_fit_together_is_refused() -> None:
         together.advance(np.zeros(3, int))
     with pytest.raises(ConfigError, match="choice is 2"):
         together.advance(np.array([0, 2]))
+    with pytest.raises(ConfigError, match="grows to 31690 tokens"):
+        LockStep(HYBRIDS, [pack([([31_680], [10], [0.0])])], 2)
+    with pytest.raises(ConfigError, match="0 engines"):
+        LockStep([], [programs(1)], 2)
+    with pytest.raises(ConfigError, match="0 agents"):
+        LockStep(HYBRIDS, [programs(1)], 0)
     with pytest.raises(ConfigError, match="needs"):
         FastRun(SPECS, programs(1), 2, memory=np.zeros(3, np.int64))

@@ -35,7 +35,7 @@ from loadwise.kernel.events import (
     TurnArrived,
     VerdictArrived,
 )
-from loadwise.kernel.ids import BackendId, DecisionId, ModelId, ProgramId
+from loadwise.kernel.ids import BackendId, DecisionId, ModelId, ProgramId, TurnId
 from loadwise.kernel.pool import BackendHealth
 from loadwise.kernel.streams import Streams
 from loadwise.kernel.work import AttemptOutcome, EndReason, TurnOutcome, VerdictKind
@@ -44,6 +44,7 @@ from loadwise.sim.scenario import Scenario, load_scenario
 from loadwise.sim.servers_engine import erlang_c_wait_s
 from loadwise.sim.simulate import simulate
 from loadwise.sim.workload import MAX_TURNS
+from loadwise.sim.world import World
 
 from .direct_machine import DirectMachine
 
@@ -494,7 +495,7 @@ def test_examples_run(path: Path) -> None:
     assert report.turns["open"] == 0
 
 
-@pytest.mark.parametrize("name", ["crash", "two_models"])
+@pytest.mark.parametrize("name", ["crash", "two_models", "vllm_pair"])
 def test_report_and_journal_are_the_same_bytes_under_any_hash_seed(name: str) -> None:
     """Law L6: three interpreters with different hash seeds print the same report and journal digest."""
     path = ROOT / "examples" / "scenarios" / f"{name}.yaml"
@@ -526,6 +527,43 @@ def test_no_machine_room_can_see_the_simulator() -> None:
             if isinstance(node, ast.ImportFrom):
                 names = [f"{node.module or ''}.{a.name}" for a in node.names]
             assert not any("sim" in name.split(".") or "emulator" in name.split(".") for name in names), path
+
+
+class Mute:
+    """A machine that never says anything."""
+
+    def handle(self, event: Event) -> list[Command]:
+        return []
+
+    def check(self) -> None:
+        return None
+
+
+def test_l8_every_run_guards_what_the_machine_hears() -> None:
+    """No fact that is no event, none of another instant, no length that no client asked for (law L8)."""
+    spec = scenario()
+    world = World(spec, Mute(), 1)
+    turn = TurnArrived(at_s=0.0, turn_id=TurnId(1), program_id=ProgramId("p"), prompt_tokens=3)
+    signals = SignalsObserved(at_s=0.0, backend_id=BackendId("a"), values={}, observed_at_s=0.0)
+    for event in (turn, signals):
+        world.feed(event)
+    later = msgspec.structs.replace(signals, observed_at_s=1.0)
+    for wrong in (msgspec.structs.replace(turn, at_s=1.0), msgspec.structs.replace(turn, max_output_tokens=77), later):
+        with pytest.raises(LawBroken, match="L8"):
+            world.feed(wrong)
+    with pytest.raises(LawBroken, match="L8"):
+        world.feed(spec.truth)  # type: ignore[arg-type]
+
+
+def test_l1_every_token_that_an_engine_counts_was_heard() -> None:
+    """At the end of a run, of every engine since it last started (law L1)."""
+    spec = scenario(failures=[{"at_s": 5, "backend": "a", "kind": "crash", "for_s": 3}])
+    world = World(spec, DirectMachine(spec.backends), 1)
+    world.run()
+    backend = world.fleet.backends["b"]
+    backend._heard_tokens -= 1
+    with pytest.raises(LawBroken, match="engine of 'b' said"):
+        world.check()
 
 
 def test_events_say_nothing_about_truth() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import tempfile
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import msgspec
 
 from loadwise.kernel.work import Verdict
+from loadwise.runner.sandbox import script_source
 from loadwise.verify.case import Case
 from loadwise.verify.check import DIRECTORY, SCRIPT, Check, Compute, Finding, RunInSandbox
 from loadwise.verify.computations import COMPUTATIONS
@@ -24,24 +24,18 @@ def verifier(kind: str, **options: Any) -> Verifier:
     return make_verifier(VerifierSpec(kind=kind, options=options))
 
 
-def script_path(name: str) -> Path:
-    """Where one of our sandboxed scripts stands."""
-    spec = importlib.util.find_spec("loadwise.runner.sandboxed")
-    assert spec is not None and spec.origin is not None
-    return Path(spec.origin).parent / f"{name}.py"
-
-
 def carry_out(check: Check) -> Finding:
     """What comes of a check, by plain processes."""
     if isinstance(check, Compute):
         return Finding(value=COMPUTATIONS[check.function](**check.arguments))
     assert isinstance(check, RunInSandbox)
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryDirectory() as aside:
         for name, content in check.files.items():
             path = Path(directory) / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-        script = str(script_path(check.script))
+        script = str(Path(aside) / f"{check.script}.py")
+        Path(script).write_bytes(script_source(check.script) or b"")
         argv = [part.replace(SCRIPT, script).replace(DIRECTORY, directory) for part in check.argv]
         try:
             done = subprocess.run(

@@ -119,6 +119,7 @@ def test_a_link_in_the_repository_is_no_way_out() -> None:
         "+import sys; sys.exit(0)",
         "+print('OK'); print('2 passed')",
         "+import unittest; unittest.TestCase.assertEqual = unittest.TestCase.assertTrue = lambda *a, **k: None",
+        "+import unittest; unittest.TestCase.assertEqual = lambda *a, **k: None",
         "+import unittest; unittest.TestCase.run = lambda self, result=None: result.addSuccess(self)",
     ],
 )
@@ -180,7 +181,7 @@ def test_a_checkout_is_copied_in() -> None:
 def test_a_missing_tool_is_not_the_programs_fault() -> None:
     """Without pytest there is no verdict."""
     missing = judged(grader("pytest", python=["/bin/false"]), case(RIGHT, "pytest"))
-    assert missing.verdict is ABSTAIN and "pytest does not run here" in missing.explanation
+    assert missing.verdict is ABSTAIN and "pytest does not run in the sandbox" in missing.explanation
 
 
 def test_reports_are_read_strictly() -> None:

@@ -62,6 +62,7 @@ def test_a_right_function_passes_and_a_wrong_one_fails() -> None:
         "def other(a, b): return a + b",
         "add = None",
         "add = 5",
+        "import re\ndef add(a, b): return re.match('(a+)+$', 'a' * 64 + 'b') or a + b",
     ],
 )
 def test_code_that_leaves_hangs_or_is_none_fails(code: str) -> None:
@@ -105,6 +106,40 @@ def test_code_that_leaves_hangs_or_is_none_fails(code: str) -> None:
 def test_forged_passes_do_not_count(code: str) -> None:
     """Whatever the code does to its own process, wrong values stay wrong."""
     assert grade(code).verdict is FAIL
+
+
+TAKEN_OVER = """
+from examiner import candidate
+def add(*args): return 0
+def check(request, *others):
+    if request["operation"] == "name" and request["name"] != "add":
+        return {"value": {"d": [[key, {"o": {"id": 0, "callable": True}}] for key in ("abs", "AssertionError", "len")]}}
+    return serve(request, *others)
+def told(descriptor, message):
+    candidate.send = send
+    send(descriptor, {"names": NAMES, "modules": MODULES})
+serve, send = candidate.serve, candidate.send
+candidate.serve, candidate.send = check, told
+NAMES = MODULES = None
+"""
+
+
+@pytest.mark.parametrize(
+    ("names", "modules", "test"),
+    [
+        (["add", "__builtins__"], [], "assert abs(add(2, 3) - 5) < 1"),
+        (["add"], [["__builtins__", "math"]], "assert abs(add(2, 3) - 5) < 1"),
+        (["add", "__name__", "__debug__"], [], "assert add(2, 3) == 5"),
+        (["add", "math"], [], "assert math.isclose(add(2, 3), 5)"),
+        (["add", 7, None, ["x"], "a b"], [[7, 7], ["sys", []]], "assert add(2, 3) == 5"),
+        ("add", {"x": 1}, "assert add(2, 3) == 5"),
+    ],
+)
+def test_code_that_takes_over_its_side_of_the_pipe_hides_no_builtin(names: Any, modules: Any, test: str) -> None:
+    """What the candidate's process says of its own names is its word, and may be anything."""
+    said = f"NAMES = {names!r}\nMODULES = {modules!r}\n"
+    code = TAKEN_OVER.replace("NAMES = MODULES = None\n", said)
+    assert grade(code, [test], entry="").verdict is FAIL
 
 
 def test_names_of_the_code_hide_no_tool_of_the_tests() -> None:

@@ -12,8 +12,11 @@ if TYPE_CHECKING:
     from loadwise.lab.calibration import Measured
     from loadwise.sim.vllm_engine import VllmEngineSpec
 
+WORST_ERROR = 0.15
+"""On average. What is farther off was disturbed, or is no engine with continuous batches."""
+
 DESCRIPTION = (
-    "Measure a running engine by some 200 requests, fit the simulator's step time to it, and say how far it is off."
+    "Measure a running engine by some 400 requests, fit the simulator's step time to it, and say how far it is off."
 )
 
 
@@ -27,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--timeout", type=float, default=120.0, metavar="S", help="of one request (default 120)")
     add("--max-concurrency", type=int, default=32, metavar="N", help="most requests at once (default 32)")
     add("--max-prompt-tokens", type=int, default=6000, metavar="N", help="longest prompt (default 6000)")
+    add("--times", type=int, default=2, metavar="N", help="measure each shape so often; the fastest counts (default 2)")
     add("--gpu", metavar="NAME", help="fit shares of this GPU's peak instead of seconds; needs --shape")
     add("--shape", metavar="NAME", help="model of the simulator's table, like qwen3-8b")
     add("--precision", choices=("bf16", "fp8"), default="bf16", help="of the weights (default bf16)")
@@ -74,7 +78,7 @@ def _spec(arguments: argparse.Namespace) -> "VllmEngineSpec":
 
 
 def _measured(arguments: argparse.Namespace) -> "tuple[Measured, tuple[int, int] | None]":
-    from loadwise.lab.calibration import Endpoint, first_model, kv_blocks, ladder, measure, read_measurements
+    from loadwise.lab.calibration import MAX_TIMES, Endpoint, first_model, kv_blocks, ladder, measure, read_measurements
 
     if arguments.measurements is not None:
         return read_measurements(arguments.measurements), None
@@ -83,12 +87,18 @@ def _measured(arguments: argparse.Namespace) -> "tuple[Measured, tuple[int, int]
         api_key = os.environ.get(arguments.api_key_env)
         if not api_key:
             raise ConfigError(f"--api-key-env is {arguments.api_key_env!r}; no such variable is set")
-    rungs = ladder(arguments.max_concurrency, arguments.max_prompt_tokens)
+    if not 1 <= arguments.times <= MAX_TIMES:
+        raise ConfigError(f"--times is {arguments.times!r}; it must be in 1..{MAX_TIMES}")
+    ladder(arguments.max_concurrency, arguments.max_prompt_tokens)  # nobody is asked with bad limits
     url = arguments.url.rstrip("/")
     endpoint = Endpoint(url=url, model=arguments.model or "", api_key=api_key, timeout_s=arguments.timeout)
     if arguments.model is None:
         endpoint = Endpoint(url=url, model=first_model(url, api_key), api_key=api_key, timeout_s=arguments.timeout)
-    return measure(endpoint, rungs, say), kv_blocks(endpoint)
+    blocks = kv_blocks(endpoint)
+    n_blocks, block_size = blocks or (arguments.num_gpu_blocks, 16)
+    kv_tokens = None if n_blocks is None else n_blocks * block_size
+    rungs = ladder(arguments.max_concurrency, arguments.max_prompt_tokens, kv_tokens)
+    return measure(endpoint, rungs, say, n_times=arguments.times), blocks
 
 
 def _fit(arguments: argparse.Namespace, measured: "Measured", spec: "VllmEngineSpec") -> dict[str, Any]:
@@ -150,4 +160,7 @@ def _verdict(result: dict[str, Any]) -> str:
     text += f", {result['fit_max_error']:.1%} at most"
     if result["n_held_out"]:
         text += f"; {result['n_held_out']} cells that it has not seen: {result['held_out_error']:.1%} on average"
+    worst = max(result["fit_error"], result["held_out_error"] or 0.0)
+    if worst > WORST_ERROR:
+        text += "; this is no good fit: measure again without other work, and look at the cells (--json)"
     return text

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from loadwise.kernel.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -56,14 +54,13 @@ def apply_setting(mapping: dict[str, Any], setting: str) -> None:
     >>> pool
     {'backends': [{'name': 'a.b', 'slots': 4}], 'router': {'hold_max_s': 30}}
     """
+    from loadwise.settings import parse_yaml_value
+
     key, equals, text = setting.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts):
         raise ConfigError(f"--set {setting!r} must be KEY=VALUE, as in router.hold_max_s=30")
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--set {setting!r}: the value is not valid YAML: {error}") from error
+    value = parse_yaml_value(text, where=f"the value of --set {setting!r}")
     at: Any = mapping
     while True:
         name, parts = _longest_name(at, parts)

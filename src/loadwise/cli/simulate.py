@@ -20,7 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="fixes all chance (default 0)")
     parser.add_argument("--journal", metavar="PATH", help="write a journal there: a new directory, or a NAME.journal")
     parser.add_argument(
-        "--compiled", action="store_true", help="compiled engines where there are any: same result, quicker when long"
+        "--compiled",
+        action=argparse.BooleanOptionalAction,
+        help="compiled engines where there are any: same result, quicker when long (default: from 100 programs on)",
     )
     add_json_flag(parser)
 
@@ -43,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _simulate_into(scenario: "Scenario", seed: int, path: str, *, is_compiled: bool) -> "Report":
+def _simulate_into(scenario: "Scenario", seed: int, path: str, *, is_compiled: bool | None) -> "Report":
     from pathlib import Path
 
     import msgspec

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from loadwise.kernel.errors import CallerError, Error
+from loadwise.sim.bounds import SECONDS_MAX
 from loadwise.sim.vllm_engine import VllmEngine
 from loadwise.wire.exchange import Exchange
 from loadwise.wire.heads import JSON_TYPE
@@ -112,6 +113,8 @@ def _numbers(body: bytes, *names: str) -> dict[str, float]:
             raise CallerError(f"{name!r} is unknown here; valid: {', '.join(names)}", param=name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise CallerError(f"{name} is {value!r}; it must be a number", param=name)
+        if abs(value) > SECONDS_MAX:  # an integer of JSON may be larger than any float
+            raise CallerError(f"{name} is beyond {SECONDS_MAX:.0f}", param=name)
     return {name: float(value) for name, value in asked.items()}
 
 

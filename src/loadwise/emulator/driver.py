@@ -10,12 +10,12 @@ for bit what it is in `sim.world`. Requests that come or go while the clock stan
 """
 
 import asyncio
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 from loadwise.kernel.errors import ConfigError
-from loadwise.sim.engine import Engine, EngineRequest, Output
+from loadwise.sim.bounds import SECONDS_MAX
+from loadwise.sim.engine import Engine, EngineRequest, Output, wake_at_s
 from loadwise.sim.vllm_engine import VllmEngine
 
 STREAM_TICK_S = 0.02
@@ -174,8 +174,8 @@ class EngineDriver:
             self._step(self.now_s)
         if to_s is None:
             to_s = self.now_s if self.token_due_at_s is None else max(self.token_due_at_s, self.now_s)
-        if not (math.isfinite(to_s) and to_s >= self.now_s):
-            raise ConfigError(f"to_s is {to_s!r}; it must be a finite number >= {self.now_s!r}, the clock's")
+        if not self.now_s <= to_s <= SECONDS_MAX:  # beyond that a step is lost in the clock's last bits
+            raise ConfigError(f"to_s is {to_s!r}; it must be in [{self.now_s!r}, {SECONDS_MAX:.0f}], from the clock on")
         while not in_one_call and self._due_at_s is not None and self._due_at_s <= to_s:
             self._step(self._due_at_s)
         self._stepped_at_s = to_s
@@ -231,7 +231,7 @@ class EngineDriver:
         self._is_touched = False
         step = self.engine.step(at_s)
         self._seconds = step.seconds
-        self._due_at_s = at_s + step.seconds if step.seconds > 0 else None
+        self._due_at_s = wake_at_s(at_s, step.seconds) if step.seconds > 0 else None
         for output in step.outputs:
             if self.is_stepped:
                 self._heard.append(Heard(at_s, output))

@@ -392,7 +392,8 @@ async def _look_at_verifiers(config: Config, ticker: Ticker) -> list[Finding]:
         if health.problem and ASKED_ELSEWHERE in health.problem:
             say("note", f"verifier {kind} asks models: its known cases are judged when the gateway serves", subject)
         elif health.problem:
-            say("broken" if health.is_checked else "warning", f"verifier {kind}: {health.problem}", subject)
+            is_wrong = health.is_checked and not health.lacks
+            say("broken" if is_wrong else "warning", f"verifier {kind}: {health.problem}", subject)
         elif health.note:
             say("warning", health.note, subject)
         else:

@@ -59,7 +59,7 @@ def assign(config: Config) -> dict[str, Assigned]:
         except ConfigError as error:
             raise ConfigError(f"task_types: {name}: verifier: {error.message}") from error
         known = (_referenced(spec.known_pass, spec), _referenced(spec.known_fail, spec))
-        assigned[name] = Assigned(name, verifier, quota=spec.quota, known=known)
+        assigned[name] = Assigned(name, verifier, quota=spec.quota, known=known, is_unchecked=spec.unchecked)
     return assigned
 
 

@@ -162,7 +162,7 @@ def scenario_of(cell: Cell) -> Scenario:
     router: dict[str, Any] = pool["router"]
     router["policy"] = {"name": "known", "success": table}
     if cell.preset == "static_cap":
-        router["admission"] = {**router.get("admission", {}), "cap_by_model": caps}
+        router["admission"] = {**router.get("admission", {}), "programs_max_by_model": caps}
     if cell.preset == "thunderagent_state":
         router["admission"] = {**router.get("admission", {}), "pause": {"state_tokens": state_tokens}}
     if settings.budget_starts is not None:

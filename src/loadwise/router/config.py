@@ -151,9 +151,9 @@ class AdmissionConfig(Fact, frozen=True, kw_only=True):
     """Of `footprint`: share of the capacity that all programs may be expected to fill at once."""
     footprint_slack_ratio: float = 0.75
     """Of `footprint`: share up to which a program starts if all that wait with it would fit, too."""
-    cap: int = 32
+    programs_max: int = 32
     """Of `cap`: programs on one backend."""
-    cap_by_model: dict[str, int] = {}
+    programs_max_by_model: dict[str, int] = {}
     call_ratio: float | None = None
     """A call of an admitted program waits while the calls in flight would fill more than this share (ORACLE's 95 %)."""
     overhead_tokens: int = 0
@@ -171,9 +171,9 @@ class AdmissionConfig(Fact, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and 0.0 < value <= 1.0):
                 raise ConfigError(f"router.admission.{name} is {value!r}; it must be in (0, 1]")
-        for cap in (self.cap, *self.cap_by_model.values()):
+        for cap in (self.programs_max, *self.programs_max_by_model.values()):
             if not 1 <= cap <= COUNT_MAX:
-                raise ConfigError(f"router.admission.cap is {cap!r}; it must be >= 1 and <= {COUNT_MAX:g}")
+                raise ConfigError(f"router.admission.programs_max is {cap!r}; it must be >= 1 and <= {COUNT_MAX:g}")
         if not 0 <= self.overhead_tokens <= COUNT_MAX:
             raise ConfigError(f"router.admission.overhead_tokens is {self.overhead_tokens!r}; it must be >= 0")
 

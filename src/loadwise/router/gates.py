@@ -76,7 +76,9 @@ class CapGate:
         self._books = books
 
     def admits(self, turn: Turn, program: Program, backend_id: BackendId, amount: int, at_s: float) -> bool:
-        cap = self._config.cap_by_model.get(self._books.model_by_backend[backend_id], self._config.cap)
+        cap = self._config.programs_max_by_model.get(
+            self._books.model_by_backend[backend_id], self._config.programs_max
+        )
         return len(self._books.ledger.account_by_backend[backend_id].amount_by_key) < cap
 
 

@@ -28,6 +28,8 @@ from .containment import Outcome, Trouble, hinted_trouble
 LOOK_S = 0.05
 IDLE_LOOK_S = 0.5
 """Between two looks at the tree while it works; and at most, while it uses no CPU time, for then nothing grows."""
+FILES_MAX = 250_000
+"""In the private file systems of one command."""
 CROWDED_LOOKS = 4
 """Looks in a row that find as many processes as there may be."""
 REAP_S = 5.0
@@ -90,13 +92,30 @@ def shared_bytes(pids: Sequence[int]) -> int | None:
     return total
 
 
+def count_files(pids: Sequence[int], places: Sequence[str]) -> int:
+    """Files in the private file systems of a tree of processes: each takes memory of the kernel, be it empty.
+
+    Where a process still has this machine's root, or hides its own from us, the next one is asked.
+    """
+    for pid in reversed(pids):
+        with contextlib.suppress(OSError):
+            if os.stat(f"/proc/{pid}/root").st_dev == os.stat("/").st_dev:
+                continue
+            seen = [os.statvfs(f"/proc/{pid}/root{place}") for place in places]
+            return sum(max(0, one.f_files - one.f_ffree) for one in seen)
+    return 0
+
+
 class _Run:
     """One command while it runs."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", limits: Limits, n_own: int, stdin: bytes) -> None:
+    def __init__(
+        self, process: "subprocess.Popen[bytes]", limits: Limits, n_own: int, stdin: bytes, places: Sequence[str]
+    ) -> None:
         self.process = process
         self.limits = limits
         self._n_own = n_own
+        self._places = places
         self._stdin = memoryview(stdin)
         self._pieces: dict[str, list[bytes]] = {}
         self._room: dict[str, int] = {}
@@ -205,6 +224,8 @@ class _Run:
             return Trouble.MEMORY
         if seen.cpu_s > limits.cpu_s:
             return Trouble.CPU
+        if self._places and count_files(seen.pids, self._places) > FILES_MAX:
+            return Trouble.FILE_SIZE
         # At the limit the kernel refuses one more, which a program may live with; one that stays there is a bomb.
         is_crowded = len(seen.pids) - self._n_own >= limits.processes > 1
         self._n_crowded = self._n_crowded + 1 if is_crowded else 0
@@ -222,6 +243,7 @@ def run_bounded(
     extra_fd: int | None = None,
     extra_bytes: int = 0,
     n_own: int = 0,
+    places: Sequence[str] = (),
 ) -> tuple[Outcome, bytes]:
     """Run a command to its end or to a bound; returns within the wall time and a few seconds, whatever it does.
 
@@ -230,6 +252,7 @@ def run_bounded(
         pass_fds: inherited by the command; closed here once it has started, so that their other ends can end.
         extra_fd: another descriptor to read, up to `extra_bytes`.
         n_own: processes of the tree that are ours and not the command's.
+        places: private file systems of the command, whose files are counted.
 
     Returns:
         How it ended, and what came by `extra_fd`.
@@ -250,7 +273,7 @@ def run_bounded(
     finally:
         for fd in pass_fds:
             os.close(fd)
-    run = _Run(process, limits, n_own, stdin)
+    run = _Run(process, limits, n_own, stdin, places)
     try:
         trouble = run.follow(extra_fd, extra_bytes)
     finally:

@@ -110,7 +110,7 @@ def described(outcome: Outcome, limits: Limits) -> str:
         Trouble.MEMORY: f"it asked for more than {limits.memory_bytes // MIB} MiB of memory",
         Trouble.PROCESSES: f"it started more than {limits.processes} processes",
         Trouble.FILE_SIZE: f"it wrote more than {limits.file_bytes // MIB} MiB to a file, "
-        "or more than the private file system holds",
+        "or more bytes or files than the private file system holds",
         Trouble.OUTPUT: f"it printed more than {limits.output_bytes} bytes to one stream",
         Trouble.NETWORK: "it asked for a network, and has none",
         Trouble.DENIED: "it asked for a file that it may not read or write",

@@ -3,7 +3,8 @@
 Theory of operation. `setpriv` drops to a user that owns nothing (root would be exempt from the limit on processes;
 each running sandbox has a user of its own, since that limit is counted per user). `bwrap` gives the command its own
 namespaces (no network, own processes, own users) and a root file system of its own, of which only the system's
-programs and libraries are shown, read-only; `/work` and `/tmp` are writable, in memory and bounded. Inside, a steward
+programs and libraries are shown, read-only; `/work` and `/tmp` are writable, in memory and bounded. A filter of system
+calls keeps it from memory that no limit counts (`system_calls`). Inside, a steward
 unpacks the files, has `prlimit` bound each process, and hands back the files that were asked for.
 `bounded.run_bounded` watches all processes together from outside and kills them as a whole. The environment is empty,
 input comes by a pipe.
@@ -23,8 +24,10 @@ import sys
 import tarfile
 import tempfile
 import threading
+import zipfile
 from collections.abc import Iterator, Sequence
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path, PurePosixPath
 from typing import Literal, Protocol
 
@@ -35,6 +38,7 @@ from loadwise.verify.check import DIRECTORY, SCRIPT, Limits, RunInSandbox
 
 from .bounded import run_bounded
 from .containment import MIB, Outcome, Trouble
+from .system_calls import call_filter
 
 Mode = Literal["bubblewrap", "limits", "none"]
 MODES: tuple[Mode, ...] = ("bubblewrap", "limits", "none")
@@ -141,13 +145,28 @@ def _argv(check: RunInSandbox, python: str, script: str, directory: str) -> list
 
 
 def script_source(name: str) -> bytes | None:
-    """One of our own scripts for inside; None where there is none of that name."""
+    """One of our own scripts for inside, as Python runs it; None where there is none of that name.
+
+    A script of several modules is a directory, and is packed as one archive: any Python runs such a file too.
+    """
     if not name.isidentifier():
         return None
+    scripts = resources.files("loadwise.runner").joinpath("sandboxed")
+    package = scripts.joinpath(name)
     try:
-        return resources.files("loadwise.runner").joinpath("sandboxed", f"{name}.py").read_bytes()
+        return _archived(name, package) if package.is_dir() else scripts.joinpath(f"{name}.py").read_bytes()
     except OSError:
         return None
+
+
+def _archived(name: str, package: Traversable) -> bytes:
+    held = io.BytesIO()
+    with zipfile.ZipFile(held, "w") as archive:
+        archive.writestr("__main__.py", f"import {name}.__main__\n")
+        for module in package.iterdir():
+            if module.name.endswith(".py"):
+                archive.writestr(f"{name}/{module.name}", module.read_bytes())
+    return held.getvalue()
 
 
 def refusal(check: RunInSandbox) -> str | None:
@@ -232,6 +251,10 @@ class Bubblewrap:
             fd = _memory_file(source)
             inherited.append(fd)
             shown += ["--ro-bind-data", str(fd), f"{SCRIPTS}/{name}.py"]
+        calls = call_filter()
+        if calls is not None:
+            inherited.append(_memory_file(calls))
+            shown += ["--seccomp", str(inherited[-1])]
         tar_fd = None if archive is None else _memory_file(archive)
         read_fd, write_fd = os.pipe() if check.outputs else (None, None)
         inherited += [fd for fd in (tar_fd, write_fd) if fd is not None]
@@ -244,6 +267,7 @@ class Bubblewrap:
                 extra_fd=read_fd,
                 extra_bytes=len(check.outputs) * (check.limits.output_bytes + _FRAME.size),
                 n_own=_OWN_PROCESSES,
+                places=(WORK, "/tmp"),
             )
         finally:
             if read_fd is not None:

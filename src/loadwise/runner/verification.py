@@ -16,7 +16,7 @@ import asyncio
 import secrets
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 
 import msgspec
 
@@ -25,6 +25,7 @@ from loadwise.kernel.work import Verdict, VerdictKind
 from loadwise.settings import QuotaSpec
 from loadwise.verify.case import Case
 from loadwise.verify.check import Check, Finding, FindingStatus
+from loadwise.verify.fusion import Fusion
 from loadwise.verify.verifier import STEPS_MAX, Verifier, Wanted
 
 from .carry import Carrier
@@ -45,6 +46,8 @@ class Health(Fact, frozen=True, kw_only=True):
     """It has judged its known cases, or has none."""
     problem: str = ""
     """Why its verdicts are not credited; empty where they are."""
+    lacks: str = ""
+    """The known cases that it has not; then nothing shows that it judges rightly."""
     note: str = ""
 
 
@@ -53,6 +56,7 @@ class Assigned:
 
     Args:
         known: a case that must pass and one that must fail; those of the verifier where None.
+        is_unchecked: its verdicts are credited though it has no known cases: the operator's explicit word.
     """
 
     def __init__(
@@ -62,16 +66,33 @@ class Assigned:
         *,
         quota: QuotaSpec | None = None,
         known: tuple[Case | None, Case | None] = (None, None),
+        is_unchecked: bool = False,
     ) -> None:
         self.task_type = task_type
         self.verifier = verifier
         self.quota = QuotaSpec() if quota is None else quota
-        self.known_pass = known[0] if known[0] is not None else verifier.known_pass()
-        self.known_fail = known[1] if known[1] is not None else verifier.known_fail()
+        self.known = known
+        self.is_unchecked = is_unchecked
         self.health = Health()
         self.checked_at_s = float("-inf")
         self.is_checked = asyncio.Event()
         self._spent: deque[tuple[float, float]] = deque()
+
+    def known_cases(self) -> Iterator[tuple[Verifier, Case | None, VerdictKind]]:
+        """Who must judge which case how; None for a case that nobody knows.
+
+        A fusion ships none of its own: unless the operator gave both, each member is asked by its own.
+        """
+        is_whole = not isinstance(self.verifier, Fusion) or None not in self.known
+        for case, wanted in zip(self.known, (VerdictKind.PASS, VerdictKind.FAIL), strict=True):
+            if case is not None:
+                yield self.verifier, case, wanted
+            elif is_whole:
+                yield self.verifier, _shipped(self.verifier, wanted), wanted
+        if not is_whole:
+            for member in _leaves(self.verifier):
+                for wanted in (VerdictKind.PASS, VerdictKind.FAIL):
+                    yield member, _shipped(member, wanted), wanted
 
     def overspent(self, now_s: float) -> str | None:
         """Which quota is used up; None where there is room for one more."""
@@ -90,6 +111,19 @@ class Assigned:
         """One more was judged."""
         if self.quota.programs_per_hour is not None or self.quota.usd_per_hour is not None:
             self._spent.append((now_s, cost_usd))
+
+
+def _shipped(verifier: Verifier, wanted: VerdictKind) -> Case | None:
+    return verifier.known_pass() if wanted is VerdictKind.PASS else verifier.known_fail()
+
+
+def _leaves(verifier: Verifier) -> Iterator[Verifier]:
+    """The verifiers that a fusion asks in the end."""
+    if isinstance(verifier, Fusion):
+        for member in verifier.members:
+            yield from _leaves(member)
+    else:
+        yield verifier
 
 
 class Tally:
@@ -308,22 +342,34 @@ class Verification:
 
     async def self_check(self, one: Assigned) -> Health:
         """Have a verifier judge its known cases."""
-        notes = []
-        for case, wanted in ((one.known_pass, VerdictKind.PASS), (one.known_fail, VerdictKind.FAIL)):
+        lacking: list[str] = []
+        for verifier, case, wanted in one.known_cases():
+            of_member = "" if verifier is one.verifier else f" of member {verifier.kind!r}"
             if case is None:
-                notes.append(f"known_{wanted.value}")
+                lacking.append(f"known_{wanted.value}{of_member}")
                 continue
-            verdict = await self.judge(one.verifier, case)
+            verdict = await self.judge(verifier, case)
             if verdict.verdict is VerdictKind.ABSTAIN:
-                problem = f"its known {wanted.value} could not be judged: {verdict.explanation}"
+                problem = f"its known {wanted.value}{of_member} could not be judged: {verdict.explanation}"
                 return Health(problem=problem)
             if verdict.verdict is not wanted:
-                problem = f"its known {wanted.value} was judged {verdict.verdict.value}: {verdict.explanation}"
+                problem = (
+                    f"its known {wanted.value}{of_member} was judged {verdict.verdict.value}: {verdict.explanation}"
+                )
                 return Health(is_checked=True, problem=problem)
-        if not notes:
-            return Health(is_checked=True)
-        lacks = " and ".join(notes)
-        return Health(is_checked=True, note=f"verifier {one.verifier.kind!r} is not checked for want of {lacks}")
+        return _health_without(" and ".join(lacking), one)
+
+
+def _health_without(lacks: str, one: Assigned) -> Health:
+    """What is known of a verifier that judges rightly what it has of known cases."""
+    if not lacks:
+        return Health(is_checked=True)
+    if one.is_unchecked:
+        text = f"verifier {one.verifier.kind!r} is not checked for want of {lacks}; credited on your word (unchecked)"
+        return Health(is_checked=True, lacks=lacks, note=text)
+    where = f"task_types.{one.task_type}"
+    problem = f"it is not checked for want of {lacks}: give {where}.known_pass and .known_fail, or say unchecked: true"
+    return Health(is_checked=True, lacks=lacks, problem=problem)
 
 
 EXPLANATION_MAX_CHARS = 500

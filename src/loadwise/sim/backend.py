@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from loadwise.kernel.errors import Error, Overloaded
+from loadwise.kernel.errors import Error, LawBroken, Overloaded
 from loadwise.kernel.pool import BackendHealth, BackendSpec
 from loadwise.kernel.work import AttemptOutcome, Usage
 
@@ -73,6 +73,8 @@ class VirtualBackend:
         self._over = over
         self._is_down = False
         self._is_hung = False
+        self._heard_tokens = 0
+        """Said by the engine that runs now."""
 
     @property
     def is_answering(self) -> bool:
@@ -122,6 +124,7 @@ class VirtualBackend:
         self._is_down = True
         self._wake(None)
         self._engine = self._open_engine()
+        self._heard_tokens = 0
         for request_id in list(self.attempts):
             self._end(request_id, AttemptOutcome.BROKEN, detail="the engine crashed")
 
@@ -142,11 +145,17 @@ class VirtualBackend:
         self._engine.set_speed(1.0)
         self.advance(now_s)
 
-    def check(self) -> None:
-        """The engine's own laws."""
+    def check(self, now_s: float) -> None:
+        """The engine's own laws, and that every token that it counts was heard, once."""
         self._engine.check()
+        said_tokens = self._engine.signals(now_s)["generation_tokens"]
+        if said_tokens != self._heard_tokens:
+            raise LawBroken(
+                "L1", f"engine of {self.spec.name!r} said {said_tokens:.0f} tokens, {self._heard_tokens} were heard"
+            )
 
     def _hear(self, output: Output, now_s: float) -> None:
+        self._heard_tokens += output.n_new_tokens
         attempt = self.attempts.get(output.request_id)
         if attempt is None:
             return

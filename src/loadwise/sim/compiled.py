@@ -21,4 +21,10 @@ def compilable(function: _F) -> _F:
 
 def compiled(function: _F) -> _F:
     """The function as machine code, made on its first call and kept on disk; unchanged where numba is absent."""
-    return _njit(function, cache=True) if HAS_NUMBA else function
+    if not HAS_NUMBA:
+        return function
+    try:
+        made: _F = _njit(function, cache=True)
+    except RuntimeError:  # neither the package's place nor the home can be written to: compiled anew by each process
+        made = _njit(function)
+    return made

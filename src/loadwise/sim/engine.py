@@ -9,6 +9,7 @@ also call early at any time (to stream tokens more finely); the engine then says
 the outcome changes.
 """
 
+import math
 from typing import Protocol
 
 import msgspec
@@ -64,6 +65,17 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     seconds: float
     """Time until it next has something to say, if left alone; 0 when it is idle."""
     outputs: tuple[Output, ...] = ()
+
+
+def wake_at_s(now_s: float, seconds: float) -> float:
+    """When to call an engine again that has something to say in so many seconds: later than now, if only by a bit.
+
+    Late in a long run a short step, or what rounding left of one, is less than the clock's last bit.
+
+    >>> wake_at_s(1.0, 0.5), wake_at_s(2e6, 1e-12) > 2e6
+    (1.5, True)
+    """
+    return max(now_s + seconds, math.nextafter(now_s, math.inf))
 
 
 class ContextTooLong(CallerError):

@@ -45,6 +45,15 @@ def check_fast(specs: Sequence[VllmEngineSpec], programs: Programs) -> None:
     _check_lengths(specs, programs)
 
 
+def is_fast(specs: Sequence[VllmEngineSpec], programs: Programs) -> bool:
+    """Whether the fast core takes them."""
+    try:
+        check_fast(specs, programs)
+    except ConfigError:
+        return False
+    return True
+
+
 def _check_lengths(specs: Sequence[VllmEngineSpec], programs: Programs) -> None:
     starts = programs.offsets[:-1]
     n_shared = programs.shared_tokens // specs[0].block_tokens * specs[0].block_tokens

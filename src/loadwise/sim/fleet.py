@@ -11,7 +11,7 @@ from loadwise.kernel.work import AttemptOutcome
 
 from .backend import Attempt, AttemptOver, VirtualBackend
 from .calendar import Calendar, Rank
-from .engine import Engine
+from .engine import Engine, wake_at_s
 from .kv_arena import KvArena
 from .scenario import Failure, OpenEngine, Scenario, block_bytes_of
 from .shared_gpu import SharedGpu, SharedGpuSpec
@@ -66,7 +66,7 @@ class Fleet:
     def check(self) -> None:
         """The engines' own laws."""
         for backend in self.backends.values():
-            backend.check()
+            backend.check(self._calendar.now_s)
 
     def _open(self, spec: BackendSpec) -> VirtualBackend:
         name = spec.name
@@ -110,7 +110,8 @@ class Fleet:
         token = object()
         self._token_by_backend[name] = token
         if after_s is not None:
-            self._calendar.put(self._calendar.now_s + after_s, Rank.ENGINE, lambda: self._advance(name, token))
+            at_s = wake_at_s(self._calendar.now_s, after_s)
+            self._calendar.put(at_s, Rank.ENGINE, lambda: self._advance(name, token))
 
     def _advance(self, name: str, token: object) -> None:
         if self._token_by_backend.get(name) is token:

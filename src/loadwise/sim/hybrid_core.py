@@ -249,10 +249,34 @@ def quiet_steps(m: Words) -> int:
     for k in range(m[N_PLAN]):
         call = m[m[PLAN] + k]
         most = min(most, m[call + TOKENS_OUTPUT] - m[call + N_SAID])
-        if m[call + N_STATES] > 1:
-            return 1
-        most = min(most, m[call + N_HELD] * m[SIZE] - m[call + N_COMPUTED] + 1)
-    return max(most, 1)
+        if m[GROUPS]:
+            if m[call + N_STATES] > 1:
+                return 1
+            most = min(most, m[call + N_HELD] * m[SIZE] - m[call + N_COMPUTED] + 1)
+    return max(most, 1) if m[GROUPS] else steps_that_fit(m, most)
+
+
+@compilable
+def steps_that_fit(m: Words, most: int) -> int:
+    """How many steps find blocks for all of their calls; attention only."""
+    least = 1
+    while least < most:
+        n = (least + most + 1) // 2
+        if blocks_for(m, n - 1) <= m[N_FREE]:
+            least = n
+        else:
+            most = n - 1
+    return least
+
+
+@compilable
+def blocks_for(m: Words, n_more: int) -> int:
+    """Blocks that so many more tokens of each call of the plan would take."""
+    n = 0
+    for k in range(m[N_PLAN]):
+        call = m[m[PLAN] + k]
+        n += max(blocks_of(m, m[call + N_COMPUTED] + n_more) - m[call + N_HELD], 0)
+    return n
 
 
 @compilable
@@ -421,12 +445,7 @@ def n_unscheduled(m: Words, f: Reals, now_s: float) -> int:
         return 0
     n_begun = min(n_done(m, f, now_s - f[BEGAN_AT_S]) + 1, m[RUN_STEPS])
     n_more = n_begun - 1 if m[IS_SCHEDULED] else n_begun
-    n = 0
-    if n_more > 0:
-        for k in range(m[N_PLAN]):
-            call = m[m[PLAN] + k]
-            n += max(blocks_of(m, m[call + N_COMPUTED] + n_more) - m[call + N_HELD], 0)
-    return n
+    return blocks_for(m, n_more) if n_more > 0 else 0
 
 
 def tell(m: Words, f: Reals, lines: Words, what: int, call: int, now_s: float) -> float:

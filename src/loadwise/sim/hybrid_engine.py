@@ -1,7 +1,8 @@
 """The hybrid core behind the engine's interface: the same steps as `VllmEngine`, several times faster.
 
-For sweeps and training over hybrid-attention models. It takes what `fits_hybrid` says; results are those of
-`VllmEngine`, byte by byte. Memory grows with the calls that are open; a call's place is used again.
+For models with linear-attention layers and, as the case without any, for those with attention only. It takes what
+`fits_hybrid` says; results are those of `VllmEngine`, byte by byte. Memory grows with the calls that are open; a call's
+place is used again.
 """
 
 from typing import Any
@@ -24,15 +25,14 @@ _N_CALLS = 256
 """Open calls that there is room for at first."""
 _N_RUNS = 1024
 """Runs of lines that there is room for at first."""
-_MOST_WORDS = 1 << 28
+_MOST_WORDS = 1 << 26
 _FIRST_NAMED = 1 << 33
 
 
 def fits_hybrid(spec: VllmEngineSpec) -> bool:
-    """Whether the hybrid core can take an engine: states beside attention, fcfs, a prefix cache, and not too large."""
+    """Whether the hybrid core can take an engine: fcfs, a prefix cache, and not too large."""
     return (
-        spec.state_groups > 0
-        and spec.scheduling_policy == "fcfs"
+        spec.scheduling_policy == "fcfs"
         and spec.has_prefix_cache
         and _n_rows(spec) * spec.n_blocks * (1 + spec.state_groups) < _MOST_WORDS
     )
@@ -48,7 +48,7 @@ class HybridEngine:
 
     def __init__(self, spec: VllmEngineSpec, *, has_macro_steps: bool = True, is_compiled: bool = HAS_NUMBA) -> None:
         if not fits_hybrid(spec):
-            raise ConfigError("the hybrid core knows fcfs, a prefix cache and n_state_groups >= 1 only")
+            raise ConfigError("the hybrid core knows fcfs with a prefix cache and not too many blocks only")
         self.spec = spec
         self._shape = KvCache(BlockPool(0), spec.block_tokens, spec.state_groups)
         self._contents = Contents(spec.block_tokens, 2 * spec.n_blocks)
@@ -56,7 +56,6 @@ class HybridEngine:
         self._call_by_id: dict[int, int] = {}
         self._line_by_call: dict[int, tuple[int, int]] = {}
         self._free_lines: dict[int, list[int]] = {}
-        self._named_origins: dict[int, int] = {}
         self._is_compiled = is_compiled
         self._tell: Any = fast_tell if is_compiled else tell
         self._place(has_macro_steps)
@@ -122,6 +121,24 @@ class HybridEngine:
             "prompt_tokens": float(m[at.PROMPT_TOKENS]),
             "generation_tokens": float(m[at.GENERATION_TOKENS]),
         }
+
+    def decoding_tokens(self) -> int:
+        """Computed tokens of all that decode, as of the last step that was told."""
+        m, n, call = self._m, 0, self._m[at.RUNNING + at.AFTER]
+        while call != at.RUNNING:
+            if m[call + at.N_SAID] > 0:
+                n += m[call + at.N_COMPUTED]
+            call = m[call + at.AFTER]
+        return int(n)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy needs: views of the memory are made anew."""
+        return {name: value for name, value in vars(self).items() if name not in ("_m", "_f", "_arguments", "_tell")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._tell = fast_tell if self._is_compiled else tell
+        self._see()
 
     def check(self) -> None:
         held = np.zeros(self.spec.n_blocks, np.int64)
@@ -247,10 +264,10 @@ class HybridEngine:
         self._line_by_call[call] = (size, place)
 
     def _number(self, origin: int) -> int:
-        """An origin as a number of 35 bits: names must fit into 64. A trace's own names are counted from above."""
+        """An origin as a number of 34 bits: names must fit into 63. A trace's own names have half of them."""
         if origin < FIRST_NAMED_ORIGIN:
             return origin
-        return self._named_origins.setdefault(origin, _FIRST_NAMED + len(self._named_origins))
+        return _FIRST_NAMED + origin - FIRST_NAMED_ORIGIN
 
     def _close(self, call: int) -> None:
         """A call is over; its place is free."""

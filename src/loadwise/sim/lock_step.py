@@ -1,11 +1,13 @@
-"""Many runs of the fast core side by side, for training: advanced together, observed and decided about as arrays.
+"""Many runs side by side, for training: advanced together, observed and decided about as arrays.
 
-Each environment is a run of its own programs on engines of equal specs; no event of one touches another. Their whole
-changing state is one array, a row per environment, so that a policy's batch costs no copying but what it reads, a
-snapshot of all is a copy, and a policy network is asked once for all of them.
+Each environment is a run of its own programs on engines of equal specs; no event of one touches another, and a policy
+network is asked once for all of them. On the fast core their whole changing state is one array, a row per environment,
+so that a policy's batch costs no copying but what it reads. Engines beyond the fast core (hybrid models, priorities)
+run by block, behind the same interface and slower.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +15,9 @@ import numpy.typing as npt
 from loadwise.kernel.errors import ConfigError
 
 from . import fast_state as at
+from .block_run import BlockRun
 from .compiled import HAS_NUMBA
-from .fast_run import FastRun
+from .fast_run import FastRun, is_fast
 from .programs import Floats, Ints, Programs
 from .vllm_engine import VllmEngineSpec
 
@@ -48,18 +51,35 @@ class LockStep:
             n_agents: Programs under way at once in each.
 
         Raises:
-            ConfigError: no environments, different numbers of programs, or what `FastRun` refuses.
+            ConfigError: no environments, different numbers of programs, no engines, or a number is out of range.
         """
         sizes = {len(one) for one in programs}
         if len(sizes) != 1:
             raise ConfigError(f"environments have {sorted(sizes)} programs; there must be some, equally many in each")
         n_calls = min(one.n_calls for one in programs)
+        self._n_blocks = np.array([spec.n_blocks for spec in specs], np.float64)
+        self.memory: Ints | None = None
+        """On the fast core all changing state, shape (environments, words); None where engines run by block."""
+        self.runs: Sequence[FastRun | BlockRun]
+        if all(is_fast(specs, one) for one in programs):
+            self.runs = self._fast(specs, programs, n_agents, n_calls, is_compiled=is_compiled)
+        else:
+            self.runs = [BlockRun(specs, one, n_agents, max_calls=n_calls, is_compiled=is_compiled) for one in programs]
+
+    def _fast(
+        self,
+        specs: Sequence[VllmEngineSpec],
+        programs: Sequence[Programs],
+        n_agents: int,
+        n_calls: int,
+        *,
+        is_compiled: bool,
+    ) -> list[FastRun]:
         # Equal shapes need equally long logs: the shortest environment's calls are run in each.
         first = FastRun(specs, programs[0], n_agents, decides=True, max_calls=n_calls, is_compiled=is_compiled)
         n_words = max(len(first.memory), *(self._words(specs, one, n_agents, n_calls) for one in programs))
         self.memory = np.zeros((len(programs), n_words), np.int64)
-        """All changing state, shape (environments, words). A copy is a snapshot; written back, all go on from there."""
-        self.runs = [
+        return [
             FastRun(
                 specs,
                 one,
@@ -71,7 +91,6 @@ class LockStep:
             )
             for one, row in zip(programs, self.memory, strict=True)
         ]
-        self._n_blocks = np.array([spec.n_blocks for spec in specs], np.float64)
 
     def __len__(self) -> int:
         return len(self.runs)
@@ -101,7 +120,10 @@ class LockStep:
 
     def loads(self) -> Floats:
         """What engines' metrics would say now, shape (environments, engines, `LOAD_COLUMNS`)."""
-        begin, n_engines = self.runs[0].engines_at, len(self._n_blocks)
+        run, n_engines = self.runs[0], len(self._n_blocks)
+        if self.memory is None or isinstance(run, BlockRun):
+            return np.array([run.loads() for run in self.runs if isinstance(run, BlockRun)])
+        begin = run.engines_at
         engines = self.memory[:, begin : begin + at.N_ENGINE * n_engines].reshape(
             len(self.runs), n_engines, at.N_ENGINE
         )
@@ -114,7 +136,22 @@ class LockStep:
 
     def now_s(self) -> Floats:
         """The instant of each environment, shape (environments,)."""
-        return self.memory.view(np.float64)[:, at.CLOCK].copy()
+        return np.array([run.now_s for run in self.runs])
+
+    def save(self) -> Any:
+        """A snapshot of all environments, for `restore`."""
+        if self.memory is not None:
+            return self.memory.copy()
+        return [run.save() for run in self.runs if isinstance(run, BlockRun)]
+
+    def restore(self, saved: Any) -> None:
+        """Let all go on from a snapshot, as often as wanted."""
+        if self.memory is not None:
+            self.memory[:] = saved
+            return
+        for run, one in zip(self.runs, saved, strict=True):
+            if isinstance(run, BlockRun):
+                run.restore(one)
 
     def first_prompts(self, asked: Ints) -> Ints:
         """Tokens of the first prompts of the programs asked about, shape (environments,); 0 where none is."""

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from loadwise.kernel.errors import ConfigError, LawBroken
 
-from .engine import Engine, EngineRequest
+from .engine import Engine, EngineRequest, wake_at_s
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -129,15 +129,31 @@ class _Agent:
         self.hit_tokens = 0
 
 
-class _Loop:
+class Loop:
     """One run; see `run_by_block`."""
 
-    def __init__(self, engines: Sequence[Engine], programs: Programs, n_agents: int, max_calls: int) -> None:
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        programs: Programs,
+        n_agents: int,
+        max_calls: int,
+        *,
+        decides: bool = False,
+    ) -> None:
+        """
+        Args:
+            decides: Whether `run` stops where a program needs an engine, which `choose` then names.
+        """
         self.engines = engines
         self.programs = programs
         self.max_calls = max_calls
         self.rows: list[tuple[int, int, float, float, float, int, int, int]] = []
         self.agents = [_Agent(i) for i in range(min(n_agents, len(programs)))]
+        self.now_s = 0.0
+        self.asking: _Agent | None = None
+        """Whose program needs an engine."""
+        self._decides = decides
         self._next_program = 0
         self._due: list[tuple[float, int]] = []
         self._wake_at_s = [float("inf")] * len(engines)
@@ -147,21 +163,32 @@ class _Loop:
         for agent in self.agents:
             self._start(agent, STAGGER_S * agent.number)
 
-    def run(self, until_s: float) -> float:
-        now_s = 0.0
-        while len(self.rows) < self.max_calls:
+    def run(self, until_s: float) -> None:
+        """Until the time is up, the calls are done, or a program needs an engine."""
+        while len(self.rows) < self.max_calls and self.asking is None:
             wake_at_s = min(self._wake_at_s)
             if min(wake_at_s, self._due[0][0] if self._due else wake_at_s) > until_s:
                 break
             if self._due and self._due[0][0] <= wake_at_s:
-                now_s, number = heapq.heappop(self._due)
-                self._ask(self.agents[number], now_s)
+                self.now_s, number = heapq.heappop(self._due)
+                agent = self.agents[number]
+                if self._decides and agent.i_turn == 0:
+                    self.asking = agent
+                else:
+                    self._ask(agent, self.now_s)
             elif wake_at_s < float("inf"):
-                now_s = wake_at_s
-                self._step(self._wake_at_s.index(wake_at_s), now_s)
+                self.now_s = wake_at_s
+                self._step(self._wake_at_s.index(wake_at_s), self.now_s)
             else:
                 break
-        return now_s
+
+    def choose(self, engine: int) -> None:
+        """The engine of the program that was asked about."""
+        agent, self.asking = self.asking, None
+        if agent is None:
+            raise ConfigError("no program needs an engine")
+        agent.engine = engine
+        self._ask(agent, self.now_s)
 
     def check(self) -> None:
         """Every call that was asked is answered or open (L1), and every engine's books balance."""
@@ -173,6 +200,23 @@ class _Loop:
                 f"{self._n_asked} calls were asked, {len(self.rows)} answered and {len(self._by_request)} are open",
             )
 
+    def log(self) -> CallLog:
+        """The calls that are over."""
+        columns: list[Any] = list(zip(*self.rows, strict=True)) or [()] * 8
+        ints, floats = np.int64, np.float64
+        return CallLog(
+            call=np.array(columns[0], ints),
+            engine=np.array(columns[1], ints),
+            arrived_at_s=np.array(columns[2], floats),
+            first_at_s=np.array(columns[3], floats),
+            finished_at_s=np.array(columns[4], floats),
+            prompt_tokens=np.array(columns[5], ints),
+            hit_tokens=np.array(columns[6], ints),
+            output_tokens=np.array(columns[7], ints),
+            n_preemptions=round(sum(engine.signals(self.now_s)["n_preemptions"] for engine in self.engines)),
+            end_s=self.now_s,
+        )
+
     def _start(self, agent: _Agent, at_s: float) -> None:
         if self._next_program < len(self.programs):
             agent.program, agent.i_turn, agent.context_tokens = self._next_program, 0, 0
@@ -181,7 +225,7 @@ class _Loop:
 
     def _ask(self, agent: _Agent, now_s: float) -> None:
         call = int(self.programs.offsets[agent.program]) + agent.i_turn
-        if agent.i_turn == 0:
+        if agent.i_turn == 0 and not self._decides:
             agent.engine = self._n_open.index(min(self._n_open))
         agent.context_tokens += int(self.programs.growth_tokens[call])
         agent.arrived_at_s = now_s
@@ -201,7 +245,7 @@ class _Loop:
 
     def _step(self, i: int, now_s: float) -> None:
         step = self.engines[i].step(now_s)
-        self._wake_at_s[i] = now_s + step.seconds if step.seconds > 0 else float("inf")
+        self._wake_at_s[i] = wake_at_s(now_s, step.seconds) if step.seconds > 0 else float("inf")
         for output in step.outputs:
             agent = self._by_request[output.request_id]
             if output.is_first:
@@ -245,20 +289,7 @@ def run_by_block(
     programs.check()
     if n_agents < 1 or not engines:
         raise ConfigError(f"{n_agents} agents on {len(engines)} engines; there must be at least one of each")
-    loop = _Loop(engines, programs, n_agents, programs.n_calls if max_calls is None else max_calls)
-    end_s = loop.run(until_s)
+    loop = Loop(engines, programs, n_agents, programs.n_calls if max_calls is None else max_calls)
+    loop.run(until_s)
     loop.check()
-    columns: list[Any] = list(zip(*loop.rows, strict=True)) or [()] * 8
-    ints, floats = np.int64, np.float64
-    return CallLog(
-        call=np.array(columns[0], ints),
-        engine=np.array(columns[1], ints),
-        arrived_at_s=np.array(columns[2], floats),
-        first_at_s=np.array(columns[3], floats),
-        finished_at_s=np.array(columns[4], floats),
-        prompt_tokens=np.array(columns[5], ints),
-        hit_tokens=np.array(columns[6], ints),
-        output_tokens=np.array(columns[7], ints),
-        n_preemptions=round(sum(engine.signals(end_s)["n_preemptions"] for engine in engines)),
-        end_s=end_s,
-    )
+    return loop.log()

@@ -24,6 +24,7 @@ from .api_engine import ApiEngine, ApiEngineSpec
 from .bounds import EVERY_S_MIN, MAX_EVENTS_MAX, N_PROGRAMS_MAX, SECONDS_MAX, require_within
 from .draw import Quantity, least_of, require_quantity
 from .engine import Engine
+from .locate import place_of
 from .servers_engine import ServersEngine, ServersEngineSpec
 from .shared_gpu import SharedGpuSpec
 from .simple_engine import SimpleEngine, SimpleEngineSpec
@@ -290,12 +291,15 @@ def convert_scenario(document: dict[str, Any], name: str = "scenario") -> Scenar
     version = document.get("scenario")
     if version != SCENARIO_VERSION or isinstance(version, bool):
         raise ConfigError(f"{name}: scenario is {version!r}; this version reads {SCENARIO_VERSION}")
+    whole = document
     try:
-        return msgspec.convert(_with_preset(document), Scenario)
+        whole = _with_preset(document)
+        return msgspec.convert(whole, Scenario)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{name}: {error}{_found(document, str(error))}{_valid_keys(str(error))}") from error
     except ConfigError as error:
-        raise ConfigError(f"{name}: {error}") from error
+        place = place_of(whole, Scenario)
+        raise ConfigError(f"{name}: {place}: {error}" if place else f"{name}: {error}") from error
 
 
 def preset_names() -> tuple[str, ...]:

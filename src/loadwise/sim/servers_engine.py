@@ -71,7 +71,7 @@ class ServersEngine:
             request = self._serving.pop(request_id, None)
             if request is not None:
                 self._count_busy(end_at_s, was_serving=len(self._serving) + 1)
-                self._generation_tokens += request.output_tokens
+                self._generation_tokens += request.output_tokens - 1
                 outputs.append(Output(request_id, request.output_tokens - 1, is_finished=True))
         self._count_busy(now_s, was_serving=len(self._serving))
         while self._waiting and len(self._serving) < self.spec.n_servers:
@@ -105,6 +105,7 @@ class ServersEngine:
         service_s = self._streams.at(self._stream_name, request.luck).exponential(self.spec.mean_service_s)
         self._serving[request_id] = request
         self._prompt_tokens += request.prompt_tokens
+        self._generation_tokens += 1
         heapq.heappush(self._ends, (now_s + float(service_s) / self._speed_ratio, request_id))
         return Output(request_id, 1, is_first=True)
 

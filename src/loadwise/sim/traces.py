@@ -7,17 +7,18 @@ programs of one call. Nothing is repaired: a hole, a number out of range or an a
 names file, row, column and value.
 """
 
+import json
 import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
-
 from loadwise.kernel.errors import ConfigError
 
+from .bounds import SECONDS_MAX, TOKENS_MAX
+from .engine import PREFIX_ID_TOKENS
+
 _NEEDED = ("arrival_s", "input_tokens", "output_tokens")
-_MOST_TOKENS = 100_000_000
 
 
 class Recorded(NamedTuple):
@@ -56,10 +57,20 @@ def _rows(path: str) -> Iterable[dict[str, Any]]:
     try:
         if path.endswith(".parquet"):
             return _parquet_rows(path)
-        text = Path(path).read_text(encoding="utf-8")
-        return [msgspec.json.decode(line, type=dict[str, Any]) for line in text.splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
+        lines = [line for line in Path(path).read_text(encoding="utf-8").split("\n") if line.strip()]
+    except (OSError, ValueError) as error:  # not UTF-8, or a path that no file can have
         raise ConfigError(f"trace {path!r} cannot be read: {error}") from error
+    return [_json_row(path, i, line) for i, line in enumerate(lines)]
+
+
+def _json_row(path: str, i: int, line: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)  # takes NaN, as Python writes it, so that `_check` can name its column
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"trace {path!r}, row {i} cannot be read: {error}") from error
+    if not isinstance(row, dict):
+        raise ConfigError(f"trace {path!r}, row {i} is {row!r:.40}; it must be an object")
+    return row
 
 
 def _parquet_rows(path: str) -> list[dict[str, Any]]:
@@ -82,17 +93,31 @@ def _check(path: str, i: int, row: dict[str, Any]) -> None:
             raise ConfigError(f"trace {path!r}, row {i}: {name} is missing")
         least = 0 if name == "arrival_s" else 1
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not (math.isfinite(value) and least <= value <= _MOST_TOKENS):
-            raise ConfigError(f"trace {path!r}, row {i}: {name} is {value!r}; it must be a finite number >= {least}")
+        most = SECONDS_MAX if name == "arrival_s" else TOKENS_MAX
+        if not is_number or not (math.isfinite(value) and least <= value <= most):
+            raise ConfigError(
+                f"trace {path!r}, row {i}: {name} is {value!r}; it must be a finite number in [{least}, {most:.0f}]"
+            )
         if least and value != int(value):
             raise ConfigError(f"trace {path!r}, row {i}: {name} is {value!r}; it must be a whole number")
     service = row.get("service_s")
     is_number = isinstance(service, int | float) and not isinstance(service, bool)
-    if service is not None and not (is_number and math.isfinite(service) and service >= 0):
-        raise ConfigError(f"trace {path!r}, row {i}: service_s is {service!r}; it must be a finite number >= 0")
+    if service is not None and not (is_number and math.isfinite(service) and 0 <= service <= SECONDS_MAX):
+        raise ConfigError(
+            f"trace {path!r}, row {i}: service_s is {service!r}; it must be a finite number in [0, {SECONDS_MAX:.0f}]"
+        )
+    session = row.get("session")
+    if session is not None and not isinstance(session, str | int):
+        raise ConfigError(f"trace {path!r}, row {i}: session is {session!r}; it must be a name or a number")
     ids = row.get("hash_ids")
     if ids is not None and not isinstance(ids, list):
         raise ConfigError(f"trace {path!r}, row {i}: hash_ids is {ids!r}; it must be a list of whole numbers")
+    n_blocks = -(-int(row["input_tokens"]) // PREFIX_ID_TOKENS)
+    if ids is not None and len(ids) > n_blocks:
+        raise ConfigError(
+            f"trace {path!r}, row {i}: hash_ids has {len(ids)} names; "
+            f"input_tokens is {row['input_tokens']!r}, which are {n_blocks} blocks of {PREFIX_ID_TOKENS}"
+        )
     for value in ids or ():
         if not (isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 30):
             raise ConfigError(f"trace {path!r}, row {i}: hash_ids has {value!r}; names are whole numbers in 0..2^30")

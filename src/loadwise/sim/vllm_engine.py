@@ -212,6 +212,10 @@ class VllmEngine:
             "generation_tokens": float(self._generation_tokens),
         }
 
+    def decoding_tokens(self) -> int:
+        """Computed tokens of all that decode, as of the last step that was told."""
+        return sum(call.n_computed for call in self.scheduler.running if call.n_said)
+
     def check(self) -> None:
         held: dict[int, int] = {}
         for call in self.scheduler.running:

@@ -5,14 +5,15 @@ agents ask, and feed events to the machine; the machine's commands are journalle
 they cause is put on the calendar, never fed from inside (a machine is not re-entered). Agents, truth and verdicts live
 here and reach the machine only as the live world would let them: as turns, usage, signals and verdicts (law L8).
 
-Checked while it runs and at its end: a turn has one outcome (L2), dispatches go to what exists and is open (L5), turns
-are conserved (L1), nothing waits without end, engines balance, the number of events is bounded (L15).
+Checked while it runs and at its end, of every run: a turn has one outcome (L2), dispatches go to what exists and is
+open (L5), turns and tokens are conserved (L1), the machine hears nothing but the kernel's events, each at its instant
+and none of the future (L8), nothing waits without end, engines balance, the number of events is bounded (L15).
 """
 
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 from loadwise.kernel.commands import AskSelector, CancelAttempt, Command, Dispatch, EndTurn, SetTimer, Verify
 from loadwise.kernel.errors import LawBroken
@@ -20,7 +21,9 @@ from loadwise.kernel.events import (
     AttemptEnded,
     Event,
     SelectorAnswered,
+    SignalsObserved,
     TimerFired,
+    TurnArrived,
     VerdictArrived,
 )
 from loadwise.kernel.ids import ModelId, ProgramId, TurnId
@@ -42,6 +45,7 @@ from .truth import Truth
 from .verdicts import DueVerdict, judge
 from .workload import MAX_TURNS, Closed, Workload
 
+_EVENTS = frozenset(get_args(Event))
 MOST_AT_ONCE = 50_000
 """Events at one instant, and 64 more for each program that may begin at it."""
 
@@ -169,6 +173,7 @@ class World:
 
     def feed(self, event: Event) -> None:
         """Tell the machine, write it down, do what it says."""
+        self._check_boundary(event)
         commands = self.machine.handle(event)
         if self._journal is not None:
             self._journal.append(event, commands)
@@ -345,6 +350,20 @@ class World:
     @property
     def _is_still(self) -> bool:
         return not self.calendar.n_foreground and self.calendar.now_s - self._moved_at_s > self.scenario.stall_limit_s
+
+    def _check_boundary(self, event: Event) -> None:
+        """What a machine hears is an event that a live host could have made, now."""
+        now_s = self.calendar.now_s
+        if type(event) not in _EVENTS:
+            raise LawBroken("L8", f"{type(event).__name__} is no event of the kernel")
+        if event.at_s != now_s:
+            raise LawBroken("L8", f"{type(event).__name__} of {event.at_s} s is told at {now_s} s")
+        if isinstance(event, SignalsObserved) and event.observed_at_s > now_s:
+            raise LawBroken("L8", f"signals observed at {event.observed_at_s} s are told at {now_s} s")
+        if isinstance(event, TurnArrived) and event.max_output_tokens != self.scenario.workload.max_output_tokens:
+            raise LawBroken(
+                "L8", f"turn {event.turn_id} tells {event.max_output_tokens} tokens, which no client asks for"
+            )
 
     def _check_clock(self) -> None:
         """Much may happen at one instant, but not without end: work that ends as it begins would go on for ever."""

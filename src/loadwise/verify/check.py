@@ -57,7 +57,7 @@ class RunInSandbox(_Check, frozen=True, kw_only=True):
     argv: tuple[str, ...]
     """`{script}` and `{directory}` are replaced. A bare program name is looked up inside the sandbox."""
     script: str = ""
-    """One of our scripts, `loadwise/runner/sandboxed/<script>.py`; laid outside the working directory, read-only."""
+    """One of our scripts, in `loadwise/runner/sandboxed`; laid outside the working directory, read-only."""
     files: dict[str, bytes] = {}
     """Relative path to content, written over `copy_in`."""
     copy_in: str | None = None

@@ -15,6 +15,8 @@ _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _LEAD = re.compile(r"^(?:(?:the|correct|best|right|final|option|choice|answer|letter|is)\b[\s:]*){1,6}", re.IGNORECASE)
 _AT_START = re.compile(r"^[\s(\[]{0,4}([A-Za-z])(?![A-Za-z0-9])(?!['’][a-z])")
 _HEDGE = re.compile(r"^[\s)\].:]{0,4}(?:or|and|/|,|&|\+|;|\\text\{or\})[\s(\[]{0,4}([A-Za-z])(?![A-Za-z0-9])")
+_ROW = re.compile(r"^\s{1,4}([B-HJ-Z](?![A-Za-z0-9'’-])|[AI](?=[\s.)]*$))")
+"""A second letter with nothing but blanks before it: `B C`."""
 _BRACKETED = re.compile(r"[(\[]([A-Z])[)\]]")
 _STANDING = re.compile(r"(?<![A-Za-z0-9'’])([B-HJ-Z])(?![A-Za-z0-9'’])")
 _SAID_OF_A_CHOICE = re.compile(r" (?:is|because|since|as|seems|must|would|which|and|or|with)\b")
@@ -120,7 +122,7 @@ def _letter_said(value: str, letters: str, texts: list[str]) -> str:
     if start and start[1].upper() in letters:
         first, rest = start[1].upper(), plain[start.end() :]
         if not _is_word(start[1], rest):
-            hedge = _HEDGE.match(rest)
+            hedge = _HEDGE.match(rest) or _ROW.match(rest)
             others = {hedge[1].upper()} if hedge else set()
             others |= set(_BRACKETED.findall(rest))
             return "".join(sorted({first} | (others & set(letters))))
@@ -133,5 +135,5 @@ def _letter_said(value: str, letters: str, texts: list[str]) -> str:
 
 def _is_word(letter: str, rest: str) -> bool:
     """Whether a leading letter is the article of a sentence ("A dog"), or "I"."""
-    follows_word = rest[:1] == " " and rest[1:2].isalpha()
+    follows_word = rest[:1] == " " and len(rest) > 2 and rest[1:3].isalpha()
     return follows_word and (letter.islower() or letter in "AI") and not _SAID_OF_A_CHOICE.match(rest)

@@ -1,6 +1,6 @@
 """Code by unit tests, in the forms of HumanEval, MBPP, unittest, and programs with input and output.
 
-The tests run in the sandbox under `runner/sandboxed/examiner.py`, which keeps them in another process than the code:
+The tests run in the sandbox under `runner/sandboxed/examiner`, which keeps them in another process than the code:
 see there why a forged pass does not count, and what is left over.
 """
 

@@ -4,14 +4,17 @@ The checkout is the working directory, a copy. The patch has been read, filtered
 so that what arrives here names no path outside, no link and no test file. `git apply` then refuses what does not fit.
 After it the tests' own files are laid over the tree. Then the tests run in a child whose output is not read for
 results: they come from a report file with a name that nobody knew before. Beside the tests asked for runs a canary, one
-test that must pass and one that must fail: whoever makes every outcome a pass, leaves early, or writes a report of the
-tests he knows of, is found out.
+test that must pass and one for each assertion that must fail: whoever makes every outcome a pass, silences an
+assertion, leaves early, or writes a report of the tests he knows of, is found out.
 
 Left over: the patched code runs in the process that runs the tests. Code that looks for the running test's name and
-changes only its outcome is not found out by any runner of this form.
+changes only its outcome, or that reads the runner's arguments and writes the report that it would write, is not found
+out by any runner of this form.
 
 Input: one JSON object on stdin. Output: JSON lines, each with the nonce. Standard library only.
 """
+
+from __future__ import annotations
 
 import contextlib
 import ctypes
@@ -22,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree
+from typing import Any
 
 LOG_TAIL_BYTES = 2000
 REPORT_MAX_BYTES = 32 << 20
@@ -56,11 +60,38 @@ class Canary(unittest.TestCase):
         self.assertTrue(True)
 
     def test_falls(self):
-        self.assertTrue(False)
+        assert False
+
 """
+WAYS = (
+    "assertTrue(False)",
+    "assertFalse(True)",
+    "assertEqual(1, 2)",
+    "assertEqual('a', 'b')",
+    "assertEqual([1], [2])",
+    "assertEqual({1: 1}, {1: 2})",
+    "assertNotEqual(1, 1)",
+    "assertIs(1, None)",
+    "assertIsNone(1)",
+    "assertIsNotNone(None)",
+    "assertIn(1, [])",
+    "assertNotIn(1, [1])",
+    "assertIsInstance(1, str)",
+    "assertLess(2, 1)",
+    "assertGreater(1, 2)",
+    "assertLessEqual(2, 1)",
+    "assertGreaterEqual(1, 2)",
+    "assertAlmostEqual(1, 2)",
+    "assertCountEqual([1], [2])",
+    "assertRegex('a', 'b')",
+    "assertRaises(ValueError, int)",
+    "fail('so')",
+)
+"""What a test may say that must fail: whoever makes one of them silent makes a test of the canary pass."""
+CANARY += "".join(f"    def test_falls_{n}(self):\n        self.{way}\n\n" for n, way in enumerate(WAYS))
 
 
-def apply(patch):
+def apply(patch: str) -> str:
     """Why a patch does not apply; empty where it is applied."""
     environment = {**os.environ, "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull, "LC_ALL": "C"}
     done = subprocess.run(
@@ -74,7 +105,7 @@ def apply(patch):
     return "" if done.returncode == 0 else done.stderr.decode("utf-8", "replace")[:500] or "git apply refused it"
 
 
-def lay(files):
+def lay(files: dict[str, str]) -> None:
     """Write the tests' own files, through no link."""
     for path, text in files.items():
         parent = os.path.dirname(path)
@@ -90,17 +121,17 @@ def lay(files):
 class Run:
     """One run of the tests: how it ended, and the outcome of each test by (class, name)."""
 
-    def __init__(self, paper, canary):
-        self.outcomes = {}
+    def __init__(self, paper: dict[str, Any], canary: str) -> None:
+        self.outcomes: dict[tuple[str, ...], str] = {}
         self.is_late = False
-        self.exit_code = None
+        self.exit_code: int | None = None
         self.log = ""
         with tempfile.TemporaryDirectory() as place:
             report = os.path.join(place, os.urandom(16).hex())
             self._run(command_of(paper, report, canary), paper["total_s"], os.path.join(place, "log"))
             self._read(report)
 
-    def _run(self, argv, total_s, log):
+    def _run(self, argv: list[str], total_s: float, log: str) -> None:
         with open(log, "w+b") as out:
             process = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
@@ -115,7 +146,7 @@ class Run:
             out.seek(max(out.seek(0, os.SEEK_END) - LOG_TAIL_BYTES, 0))
             self.log = out.read().decode("utf-8", "replace")
 
-    def _read(self, report):
+    def _read(self, report: str) -> None:
         try:
             if os.path.islink(report) or os.path.getsize(report) > REPORT_MAX_BYTES:
                 return
@@ -127,14 +158,14 @@ class Run:
             self.outcomes = from_json(text) if text[:1] == b"{" else from_junit(text)
 
 
-def from_json(text):
+def from_json(text: bytes) -> dict[tuple[str, ...], str]:
     """The report of our own runner of unittest."""
     return {tuple(name.rsplit(".", 1)): outcome for name, outcome in json.loads(text).items() if "." in name}
 
 
-def from_junit(text):
+def from_junit(text: bytes) -> dict[tuple[str, ...], str]:
     """The outcomes of a JUnit report; a test that is told twice has the worse one."""
-    outcomes = {}
+    outcomes: dict[tuple[str, ...], str] = {}
     for case in xml.etree.ElementTree.fromstring(text).iter("testcase"):
         marks = {child.tag for child in case}
         outcome = "failed" if marks & {"failure", "error"} else "skipped" if "skipped" in marks else "passed"
@@ -144,7 +175,7 @@ def from_junit(text):
     return outcomes
 
 
-def command_of(paper, report, canary):
+def command_of(paper: dict[str, Any], report: str, canary: str) -> list[str]:
     """The command that runs the tests and writes the report."""
     python = paper["python"]
     if paper["framework"] == "pytest":
@@ -158,7 +189,7 @@ def command_of(paper, report, canary):
     return [part.replace("{report}", report) for part in paper["command"]]
 
 
-def key_of(test):
+def key_of(test: str) -> tuple[str, ...]:
     """A test's name as a report has it: (class, name)."""
     if "::" in test:
         path, *inner = test.split("::")
@@ -170,9 +201,12 @@ def key_of(test):
     return tuple(test.rsplit(".", 1)) if "." in test else ("", test)
 
 
-def told(run, paper, canary):
+def told(run: Run, paper: dict[str, Any], canary: str) -> dict[str, Any]:
     """What is reported of one run."""
-    stands, falls = (run.outcomes.get((f"{canary}.Canary", name)) for name in ("test_stands", "test_falls"))
+    stands = run.outcomes.get((f"{canary}.Canary", "test_stands"))
+    falling = ["test_falls", *(f"test_falls_{n}" for n in range(len(WAYS)))]
+    all_fall = {run.outcomes.get((f"{canary}.Canary", name)) for name in falling}
+    falls = "passed" if "passed" in all_fall else all_fall.pop() if len(all_fall) == 1 else None
     return {
         "exit_code": run.exit_code,
         "is_late": run.is_late,
@@ -183,13 +217,15 @@ def told(run, paper, canary):
     }
 
 
-def work(paper):
+def work(paper: dict[str, Any]) -> dict[str, Any]:
     """Everything between the lines `started` and `finished`."""
     canary = f"test_canary_{os.urandom(6).hex()}"
     if paper["framework"] == "pytest":
         probe = subprocess.run([*paper["python"], "-m", "pytest", "--version"], capture_output=True, check=False)
         if probe.returncode:
-            return {"error": f"pytest does not run here: {probe.stderr.decode('utf-8', 'replace')[-200:]}"}
+            said = probe.stderr.decode("utf-8", "replace").strip()[-200:]
+            way = "give an interpreter that has it (option python, and verification.shows), or framework: unittest"
+            return {"error": f"pytest does not run in the sandbox ({said}): {way}"}
     why = apply(paper["patch"]) if paper["patch"] else ""
     if why:
         return {"applied": False, "why": why}
@@ -202,7 +238,7 @@ def work(paper):
     return {"applied": True, **told(Run(paper, canary), paper, canary)}
 
 
-def shield():
+def shield() -> bool:
     """Whether the tests' processes, of the same user, are kept from our memory and our descriptors."""
     try:
         undumpable = ctypes.CDLL(None, use_errno=True).prctl(4, 0, 0, 0, 0) == 0  # PR_SET_DUMPABLE
@@ -213,11 +249,11 @@ def shield():
     return undumpable and not rights & (1 << 19)  # CAP_SYS_PTRACE
 
 
-def main():
+def main() -> None:
     """Read the paper, apply, run, report."""
     paper = json.loads(sys.stdin.buffer.read())
 
-    def say(**fields):
+    def say(**fields: Any) -> None:
         os.write(1, json.dumps({"nonce": paper["nonce"], **fields}).encode() + b"\n")
 
     say(started=True, shielded=shield())
