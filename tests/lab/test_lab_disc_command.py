@@ -40,7 +40,7 @@ def test_every_world_runs_under_every_preset(world: str, preset: str) -> None:
     assert config.router.policy.name == "known"
     assert config.preset == preset
     for spec in config.backends:
-        engine = scenario.engines[spec.name]
+        engine = scenario.engine_spec(spec.name)
         assert isinstance(engine, VllmEngineSpec)
         assert spec.kv_tokens == engine.n_blocks * engine.block_tokens
 
@@ -73,6 +73,27 @@ def test_a_cell_is_the_same_again_and_conserves_programs() -> None:
     assert first.wait_mean_s == 0.0 and first.diverts == 0.0
     assert 0.0 <= first.resolved <= 6.0 - first.killed
     assert 0.5 < first.hit_ratio <= 1.0
+
+
+def test_both_models_on_one_gpu_share_what_the_router_promises() -> None:
+    """One GH200 for both (ORACLE, E.2): each alone holds all of the cache, and the run keeps together within it."""
+    both = Settings(n_programs=6, prefers=0.5, spread=0.3)
+    cell = Cell(world="qwen-shared-gh200", preset="oracle", load=3, seed=5, settings=both)
+    scenario = scenario_of(cell)
+    assert scenario.gpus["gh200"].shares_kv
+    assert {spec.kv_pool for spec in scenario.config.backends} == {"gh200"}
+    apart = scenario_of(apart_cell(cell))
+    for together, alone in zip(scenario.config.backends, apart.config.backends, strict=True):
+        assert together.kv_tokens is not None and alone.kv_tokens is not None
+        assert together.kv_tokens < alone.kv_tokens, "weights of both stand in its memory"
+    shared, own = run_cell(cell), run_cell(apart_cell(cell))
+    assert 0.5 < shared.hit_ratio <= 1.0 and 0.0 < shared.dear_share < 1.0
+    assert shared.call_mean_s > own.call_mean_s, "and its time is one GPU's"
+
+
+def apart_cell(cell: Cell) -> Cell:
+    """The same with a GPU each."""
+    return Cell(world="qwen-gh200", preset=cell.preset, load=cell.load, seed=cell.seed, settings=cell.settings)
 
 
 def test_presets_meet_the_same_luck() -> None:

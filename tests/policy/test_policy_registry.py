@@ -65,6 +65,7 @@ def test_names_of_the_issue_are_registered() -> None:
         "mixing",
         "power_of_two",
         "random",
+        "resident",
         "round_robin",
     }
     for name in policy_names():

@@ -7,10 +7,12 @@ from router_host import Host, backend, find, kinds, make_stack
 
 from loadwise.kernel import commands as c
 from loadwise.kernel.work import Usage
+from loadwise.ledger.forecast import Span
 from loadwise.policy.base import Choice
 from loadwise.policy.registry import PolicySpec
 from loadwise.router.config import AdmissionConfig, DivertConfig, TradeConfig
 
+SAID = Span(middle_s=100.0, low_s=50.0, high_s=200.0)
 KNOWN = PolicySpec(name="known", options={"success": {"small": {"*": 0.5}, "large": {"*": 0.7}}})
 EVERY = ("arrival", "held")
 
@@ -232,14 +234,14 @@ def test_forecasts_learn_how_far_off_they_were():
         h.arrive(f"p{n}")
         h.arrive(f"q{n}")
         program = h.router.table.by_id[f"q{n}"]
-        assert program.forecast_s is not None
-        h.after(2.0 * program.forecast_s)
+        assert program.forecast is not None
+        h.after(2.0 * program.forecast.middle_s)
         h.end_attempt(2 * n + 1)
         h.finish(f"p{n}")
         h.end_attempt(2 * n + 2)
         h.finish(f"q{n}")
     assert h.router.desk.divert.errors.n == 40
-    assert h.router.desk.divert.errors.corrected(100.0).wait_s > 150.0
+    assert h.router.desk.divert.errors.corrected(SAID).wait_s > 110.0
 
 
 def crowd(kind: str, n_ended: int) -> int:
@@ -266,3 +268,17 @@ def test_an_empty_backend_takes_anything():
     """Or what is larger than the limit would wait for ever."""
     h = Host(make_stack(backend("a", kv_tokens=1000), admission=AdmissionConfig(kind="footprint")))
     assert "Dispatch" in kinds(h.arrive("huge", prompt_tokens=50_000))
+
+
+def test_where_contexts_have_outgrown_the_room_one_departure_is_not_enough():
+    """The next in line starts when as many have left as the growth of the rest takes; the forecast counts them."""
+    admission = AdmissionConfig(kind="footprint")
+    h = Host(make_stack(backend("a", kv_tokens=10_000), admission=admission, expected_tokens=1000))
+    for n in range(8):
+        h.arrive(f"p{n}", prompt_tokens=500)
+    gate = h.router.admission.gate
+    started = list(h.running)
+    before = gate.n_missing("a")
+    for turn_id in started:
+        h.end_attempt(turn_id, usage=Usage(prompt_tokens=1800, completion_tokens=100))
+    assert before < 1.0 < gate.n_missing("a")

@@ -64,6 +64,21 @@ def test_a_failed_program_opens_again_on_another_model() -> None:
     find(h.arrive("p"), c.Dispatch, model="large", decision_id=decision.decision_id)
 
 
+def test_an_attempt_runs_from_its_own_start() -> None:
+    """What the first attempt took, and the wait for its verdict, are not the second's run time."""
+    h = host()
+    h.arrive("p")
+    h.after(40.0).end_attempt(1)
+    h.finish("p")
+    h.after(500.0)
+    fail(h)
+    h.after(60.0).arrive("p")
+    h.after(7.0).end_attempt(2)
+    h.finish("p")
+    demand = h.router.admission.demand_by_model
+    assert (demand["small"].recent_runs_s, demand["large"].recent_runs_s) == ([40.0], [7.0])
+
+
 def test_the_second_attempt_is_judged_and_credited_on_its_own() -> None:
     """Its cost is its own; the learner of first choices does not hear of it, the ladder does."""
     h = failed_once()

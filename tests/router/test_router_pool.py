@@ -284,6 +284,7 @@ def test_changed_pool_file_is_applied_to_a_loaded_state():
     h = host(backend("gone"), backend("kept"), backend("grown", slots=1))
     add(h, backend("z, added at run time"))
     h.set_health("kept", DOWN)
+    h.router.backends.by_id["z, added at run time"].is_joining = False
     h.serve("p")
     h.arrive("p")
     assert h.running[2].backend_id == "gone"

@@ -218,6 +218,22 @@ def test_program_out_of_budget_is_timed_out(credit, rewards):
     assert kinds(h.judge("p")) == [] and h.router.counts.verdicts_late == 1
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+def test_resolved_is_inside_the_budget_and_accepted(is_late):
+    """A program that ended in time is credited whenever its verdict comes; a pass after the budget ran out is none."""
+    h = host(budget_s=30.0)
+    h.serve("p")
+    if is_late:
+        h.after(31.0).wake()
+    else:
+        h.after(29.0)
+        h.finish("p")
+        h.after(100.0).wake()
+    credits = [command for command in h.judge("p", "pass") if type(command) is c.RecordCredit]
+    assert [credit.success for credit in credits] == ([] if is_late else [1.0])
+    assert h.router.table.by_id["p"].is_credited is not is_late
+
+
 def test_budget_runs_while_the_program_waits():
     """A held program that never had an answer is remembered as timed out, not forgotten."""
     h = host(hold_max_s=500.0)

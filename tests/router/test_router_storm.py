@@ -96,7 +96,7 @@ def configurations(draw):
     pick = lambda *values: draw(st.sampled_from(values))  # noqa: E731
     return {
         "policy": pick(*POLICIES),
-        "replica_policy": PolicySpec(name=pick("least_loaded", "round_robin", "power_of_two", "random", "users:Moody")),
+        "replica_policy": PolicySpec(name=pick("resident", "round_robin", "power_of_two", "random", "users:Moody")),
         "context": ContextSpec(task_types=("patch",), n_components=2),
         "feedback": FeedbackConfig(arm=pick(*ARMS), size=pick(1, 2, 3)),
         "selector": pick(None, None, None, None, SelectorConfig(url="http://selector", timeout_s=2.0)),

@@ -14,7 +14,12 @@ QUICK_PRESETS = ("thunderagent", "oracle", "fast", "quality")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which cells, and what differs from the world's file."""
     add = parser.add_argument
-    add("--pool", default="qwen-gh200", metavar="W[,...]", help="worlds (default qwen-gh200)")
+    add(
+        "--pool",
+        default="qwen-gh200",
+        metavar="W[,...]",
+        help="worlds (default qwen-gh200)",
+    )
     add("--preset", metavar="P[,...]", help="presets of the router (default all that compete)")
     add("--loads", metavar="N[,...]", help="programs in flight, waiting ones included (default 8,16,32,48,64,96,128)")
     add("--seeds", type=int, default=3, metavar="N", help="paired seeds (default 3)")

@@ -177,16 +177,24 @@ def scenario_of(cell: Cell) -> Scenario:
     workload["arrivals"]["n_agents"] = cell.load
     document["truth"]["success"] = table
     document["n_programs"] = document["n_programs"] if settings.n_programs is None else settings.n_programs
-    return _with_capacity(convert_scenario(document, cell.world), document, cell.world)
+    return _with_capacity(document, cell.world)
 
 
-def _with_capacity(scenario: Scenario, document: dict[str, Any], name: str) -> Scenario:
-    """Declare what each engine would say of itself: blocks times their size."""
-    for backend in document["pool"]["backends"]:
-        engine = scenario.engines[backend["name"]]
+def _with_capacity(document: dict[str, Any], name: str) -> Scenario:
+    """Declare what each engine would say of itself: blocks times their size, of a shared memory all of it."""
+    backends = document["pool"]["backends"]
+    apart = {**document, "pool": {**document["pool"], "backends": [_without_pool(backend) for backend in backends]}}
+    scenario = convert_scenario(apart, name)
+    for backend in backends:
+        engine = scenario.engine_spec(backend["name"])
         assert isinstance(engine, VllmEngineSpec)
         backend.setdefault("kv_tokens", engine.n_blocks * engine.block_tokens)
     return convert_scenario(document, name)
+
+
+def _without_pool(backend: dict[str, Any]) -> dict[str, Any]:
+    """A cache that is shared needs its size, which the engine has yet to say."""
+    return {key: value for key, value in backend.items() if key != "kv_pool" or "kv_tokens" in backend}
 
 
 class Observer:

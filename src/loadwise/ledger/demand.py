@@ -15,6 +15,8 @@ PSEUDO_OBSERVATIONS = 5
 RECENT_MAX = 256
 PRIOR_SPREAD = (0.4, 0.7, 1.0, 1.3, 1.6)
 """Where the five pseudo-observations lie, in units of their mean: nobody expects all programs to be alike."""
+RUN_SPREAD = (0.1, 0.5, 0.9, 1.3, 2.2)
+"""The same of run times: some programs end early, and a prior that knows none would promise a long first wait."""
 COMMON_MAX = 16
 
 
@@ -60,7 +62,7 @@ class Demand(msgspec.Struct, kw_only=True):
     @property
     def runs_s(self) -> list[float]:
         """What run times are expected from: those seen of late, and the prior's."""
-        return [*(spread * self.prior_run_s for spread in PRIOR_SPREAD), *self.recent_runs_s]
+        return [*(spread * self.prior_run_s for spread in RUN_SPREAD), *self.recent_runs_s]
 
     @property
     def finished_ratio(self) -> float:

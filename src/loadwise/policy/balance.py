@@ -53,6 +53,44 @@ class LeastLoaded(Stateless):
         return Choice(chosen=chosen, propensities=certain(chosen, len(candidates)))
 
 
+class Resident(Stateless):
+    """The replica with the most room left once the prompt is there, what is cached already not counted.
+
+        a = argmax_k (min(headroom_k, 1 - kv_usage_k) - 2 fresh_k)
+
+    with the KV usage counted where other clients are on it, and fresh_k what of the prompt must be read anew, both as
+    shares of k's capacity. It counts twice: once for the room that it takes, and once for the work of reading it, a
+    token to be read being worth a token that is free. Equal ones go by load (`load_key`).
+
+    Reads:
+        headroom_ratio, fresh_ratio, kv_usage_ratio, n_running, n_held, n_others, price_usd.
+
+    Assumes:
+        Headroom counts whole programs, not turns: a program between two calls still has its place.
+
+    >>> import numpy as np
+    >>> pool = [Candidate(name="cold", fresh_ratio=0.2), Candidate(name="warm", headroom_ratio=0.9)]
+    >>> Resident().choose(Context(decision_id=1, x=np.ones(1)), pool, np.random.default_rng(0)).chosen
+    1
+    """
+
+    name = "resident"
+    reads: tuple[str, ...] = (*_READS, "fresh_ratio", "kv_usage_ratio")
+    is_deterministic = True
+
+    def choose(self, context: Context, candidates: Sequence[Candidate], rng: Generator) -> Choice:
+        """The one with the most room left."""
+        chosen = min(by_name(candidates), key=lambda index: _room_key(candidates[index]))
+        return Choice(chosen=chosen, propensities=certain(chosen, len(candidates)))
+
+
+def _room_key(candidate: Candidate) -> tuple[float, tuple[float, float, float, str]]:
+    room = candidate.headroom_ratio
+    if candidate.n_others > 0.0 and candidate.kv_usage_ratio is not None:
+        room = min(room, 1.0 - candidate.kv_usage_ratio)
+    return 2.0 * candidate.fresh_ratio - room, load_key(candidate)
+
+
 class PowerOfTwo(Stateless):
     """The less loaded of two different candidates drawn by chance.
 

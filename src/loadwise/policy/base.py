@@ -34,6 +34,8 @@ class Candidate(Fact, frozen=True, kw_only=True):
     """Turns of ours waiting for it."""
     headroom_ratio: float = 1.0
     """Unreserved share of its admission limit; <= 0 when full."""
+    fresh_ratio: float = 0.0
+    """Share of its admission limit that the prompt at hand would fill beyond what is cached there already."""
     n_others: float = 0.0
     """Calls of other clients on it, as far as its metrics tell."""
     kv_usage_ratio: float | None = None

@@ -18,7 +18,7 @@ import msgspec
 from loadwise.kernel.errors import ConfigError
 from loadwise.kernel.fact import Fact
 
-from .balance import LeastLoaded, PowerOfTwo
+from .balance import LeastLoaded, PowerOfTwo, Resident
 from .base import Policy
 from .context import ContextSpec
 from .drift import Drift, DriftOptions
@@ -72,6 +72,7 @@ _ENTRIES: dict[str, Entry] = {
     "pacer": Entry(Pacer, PacerOptions),
     "power_of_two": Entry(PowerOfTwo, NoOptions),
     "random": Entry(Random, NoOptions),
+    "resident": Entry(Resident, NoOptions),
     "round_robin": Entry(RoundRobin, NoOptions),
     "table": Entry(Table, TableOptions),
 }

@@ -5,6 +5,11 @@ minute, and *side turns* (pinned to another model than their program's), are cov
 not fit are held per model in its order; a model's head may take any of its backends. Which programs may start is the
 gate's word (`gates`).
 
+Among replicas a program goes where its context still is; a new one where the replica policy says. A replica that has
+just joined, or come back, is cold: it takes every second new program, until it has as many as the least of the others.
+At once, so that it helps; not all, since programs that begin together grow together, and nobody knows yet whether its
+engine answers.
+
 A call of a program that has its place may still have to wait, where a ceiling on calls is configured: it then stands in
 its model's order like all others, and whenever a call returns it need not be at the head to go on.
 """
@@ -205,6 +210,7 @@ class Admission:
         if not self.ledger.reserve(key, backend_id, amount, at_s=at_s, is_bound=False):
             return False
         self.replica_policy.observe(turn.turn_id, backend_id, _NO_CONTEXT)
+        self._note_start(backend_id, at_s)
         if is_leaving:
             self.release_program(program)
         if is_own:
@@ -248,24 +254,64 @@ class Admission:
         if len(usable) < 2:
             return usable
         if not turn.is_side and program.backend_id in usable:
-            first = program.backend_id
-        else:
-            candidates = [self.replica(b, at_s) for b in usable]
-            rng = self._streams.at("replica", turn.turn_id)
-            context = Context(decision_id=turn.turn_id, x=_NO_CONTEXT, at_s=at_s)
-            first = usable[self.replica_policy.choose(context, candidates, rng).chosen]
-        rest = [b for b in usable if b != first]
-        rest.sort(key=lambda b: -self.ledger.headroom_ratio(b, at_s=at_s))
-        return [first, *rest]
+            return self._with_rest([program.backend_id], usable, at_s)
+        by_id = self._backends.by_id
+        joining = [b for b in usable if by_id[b].is_joining]
+        if 0 < len(joining) < len(usable):
+            others = [b for b in usable if not by_id[b].is_joining]
+            if any(by_id[b].took_last for b in joining):
+                return self._with_rest([self._choose(turn, program, others, at_s)], others, at_s) + joining
+            return self._with_rest([self._choose(turn, program, joining, at_s)], usable, at_s)
+        return self._with_rest([self._choose(turn, program, usable, at_s)], usable, at_s)
 
-    def replica(self, backend_id: BackendId, at_s: float) -> Candidate:
-        """A backend as a candidate of the replica policy."""
-        state = self._backends.by_id[backend_id]
+    def _choose(self, turn: Turn, program: Program, backend_ids: list[BackendId], at_s: float) -> BackendId:
+        """The replica policy's choice."""
+        if len(backend_ids) == 1:
+            return backend_ids[0]
+        candidates = [self.replica(b, at_s, turn, program) for b in backend_ids]
+        rng = self._streams.at("replica", turn.turn_id)
+        context = Context(decision_id=turn.turn_id, x=_NO_CONTEXT, at_s=at_s)
+        return backend_ids[self.replica_policy.choose(context, candidates, rng).chosen]
+
+    def _with_rest(self, first: list[BackendId], backend_ids: list[BackendId], at_s: float) -> list[BackendId]:
+        rest = [b for b in backend_ids if b not in first]
+        rest.sort(key=lambda b: -self.ledger.headroom_ratio(b, at_s=at_s))
+        return first + rest
+
+    def _note_start(self, backend_id: BackendId, at_s: float) -> None:
+        """A program, or a turn of its own account, has got a place."""
+        accounts = self.ledger.account_by_backend
+        usable = self._backends.usable(self.books.model_by_backend[backend_id], at_s)
+        n_by_replica = {b: len(accounts[b].amount_by_key) for b in dict.fromkeys([*usable, backend_id])}
+        self._backends.note_start(backend_id, n_by_replica)
+
+    def _fresh_ratio(self, backend_id: BackendId, turn: Turn, program: Program) -> float:
+        """Share of a backend's admission limit that the turn's prompt fills beyond what is cached there.
+
+        Cached is the program's own context where it has run last, and, wherever a program is, what all begin with.
+        """
+        account = self.ledger.account_by_backend[backend_id]
+        if account.unit is not CapacityUnit.KV_TOKENS:
+            return 0.0
+        model_id = self.books.model_by_backend[backend_id]
+        resident = self.demand_by_model[model_id].common_tokens if account.amount_by_key else 0
+        if program.backend_id == backend_id and program.model == model_id:
+            resident = max(resident, program.context_tokens)
+        return max(turn.prompt_tokens - resident, 0) / max(self.ledger.limit(backend_id), 1)
+
+    def replica(self, backend_id: BackendId, at_s: float, turn: Turn, program: Program) -> Candidate:
+        """A backend as a candidate of the replica policy, for a turn."""
+        n_others = self._backends.n_others(backend_id, at_s, self._config.signal_max_age_s)
+        headroom_ratio = self.ledger.headroom_ratio(backend_id, at_s=at_s)
+        account = self.ledger.account_by_backend[backend_id]
+        if account.unit is CapacityUnit.SLOTS:
+            headroom_ratio -= n_others / account.capacity  # what others take of the slots is not there for ours
         return Candidate(
             name=backend_id,
-            n_running=state.n_running,
-            headroom_ratio=self.ledger.headroom_ratio(backend_id, at_s=at_s),
-            n_others=self._backends.n_others(backend_id, at_s, self._config.signal_max_age_s),
+            n_running=self._backends.by_id[backend_id].n_running,
+            headroom_ratio=headroom_ratio,
+            fresh_ratio=self._fresh_ratio(backend_id, turn, program),
+            n_others=n_others,
             kv_usage_ratio=self._backends.kv_usage_ratio(backend_id, at_s, self._config.signal_max_age_s),
         )
 
@@ -330,7 +376,7 @@ class Admission:
         assert program.model is not None
         demand = self.demand_by_model[program.model]
         demand.learn(program.peak_tokens)
-        if program.admitted_at_s is not None:
+        if program.admitted_at_s is not None and not program.n_side_turns:  # else its time is not one model's
             demand.learn_run(at_s - program.admitted_at_s)
         self._stir_pool(program.model)
 

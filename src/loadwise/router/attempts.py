@@ -178,6 +178,7 @@ class Attempts:
         turn.tried.clear()
         turn.n_attempts_before = turn.attempt
         program.backend_id = None
+        program.admitted_at_s = None  # its run time on the next model begins there
         program.move(ProgramState.ARRIVED)
         self._binding.decide(program, models, slot=slot, reason="fallback")
         return True

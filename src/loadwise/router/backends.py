@@ -50,6 +50,10 @@ class BackendState(msgspec.Struct, kw_only=True):
     cools_until_s: float = -math.inf
     has_failed_calls: bool = False
     """Its last failure was a call that it took and did not answer; False where it could not be reached."""
+    is_joining: bool = False
+    """It has joined others, or come back to them, and has fewer programs yet than each of them (`admission`)."""
+    took_last: bool = False
+    """The latest program of its model that got a place got it here."""
     is_on_trial: bool = False
     """It takes one turn at a time, until one has an answer."""
     trial_turn_id: TurnId | None = None
@@ -91,7 +95,7 @@ class Backends:
             raise ConfigError(f"backend {spec.name!r} serves {spec.model!r}, which is not under models")
         known = self.by_id.get(backend_id)
         if known is None:
-            self.by_id[backend_id] = BackendState(spec=spec, is_configured=is_configured)
+            self.by_id[backend_id] = BackendState(spec=spec, is_configured=is_configured, is_joining=not is_configured)
             self._ids_by_model[model_id].append(backend_id)
         else:
             assert known.spec.model == model_id
@@ -132,6 +136,22 @@ class Backends:
     def usable(self, model_id: ModelId, now_s: float) -> list[BackendId]:
         """Backends of a model that take new programs, in the order of the pool file."""
         return [b for b in self._ids_by_model.get(model_id, ()) if self.is_usable(b, now_s)]
+
+    def note_start(self, backend_id: BackendId, n_by_replica: dict[BackendId, int]) -> None:
+        """A program has got a place there.
+
+        Who has joined has caught up when a program goes elsewhere although it has as many as the least of the others.
+
+        Args:
+            n_by_replica: programs on each backend of the model that takes turns, this one among them.
+        """
+        for replica in self.all_of(ModelId(self.by_id[backend_id].spec.model)):
+            state = self.by_id[replica]
+            state.took_last = replica == backend_id
+            if state.is_joining and replica in n_by_replica:
+                elsewhere = [n for b, n in n_by_replica.items() if b != replica]
+                if not elsewhere or (replica != backend_id and n_by_replica[replica] >= min(elsewhere)):
+                    state.is_joining = False
 
     def returns_at_s(self, model_id: ModelId, now_s: float) -> float:
         """When the first backend of a model takes turns again, as far as time alone decides; infinity where none does.
@@ -182,6 +202,7 @@ class Backends:
     def set_health(self, backend_id: BackendId, health: BackendHealth) -> None:
         """An answer, or an operator: whatever we made of failures is forgotten."""
         state = self.by_id[backend_id]
+        state.is_joining |= state.health is BackendHealth.DOWN and health is BackendHealth.UP
         state.health, state.is_cooling = health, False
         if health is BackendHealth.UP:
             state.n_failures, state.failed_program_id, state.quiet_until_s = 0, None, -math.inf
@@ -203,7 +224,7 @@ class Backends:
             state.health, state.is_cooling = BackendHealth.DOWN, True
             return state.cools_until_s
         if state.health is not BackendHealth.UP:
-            state.health, state.is_cooling = BackendHealth.UP, False
+            state.health, state.is_cooling, state.is_joining = BackendHealth.UP, False, True
             state.is_on_trial = state.n_failures >= UNRESPONSIVE_LIMIT
             self.rise(backend_id)
         return None
@@ -260,6 +281,7 @@ class Backends:
         state = self.by_id.get(backend_id)
         if state is not None and state.is_cooling:
             state.health, state.is_cooling, state.is_on_trial = BackendHealth.UP, False, True
+            state.is_joining = True
             self.rise(backend_id)
 
     def keep_quiet(self, backend_id: BackendId, until_s: float) -> float:

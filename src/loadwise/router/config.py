@@ -264,7 +264,7 @@ class RouterConfig(Fact, frozen=True, kw_only=True):
     """Everything under `router:`, after presets have been laid below it."""
 
     policy: PolicySpec = PolicySpec(name="linucb")
-    replica_policy: PolicySpec = PolicySpec(name="least_loaded")
+    replica_policy: PolicySpec = PolicySpec(name="resident")
     """How a backend is chosen among those that serve the chosen model."""
     context: ContextSpec = ContextSpec()
     feedback: FeedbackConfig = FeedbackConfig()

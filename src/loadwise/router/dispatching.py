@@ -123,10 +123,9 @@ class Dispatching:
         desk = self._desk
         if program.admitted_at_s is None:
             program.admitted_at_s = desk.now_s
-            if program.forecast_s is not None:
-                realised_s = desk.now_s - program.forecast_from_s
-                desk.divert.errors.learn(forecast_s=program.forecast_s, realised_s=realised_s)
-                program.forecast_s = None
+            if program.forecast is not None:
+                desk.divert.errors.learn(program.forecast, realised_s=desk.now_s - program.forecast_from_s)
+                program.forecast = None
             program.estimates = {}
             if program.budget_s is not None:
                 program.budget_ends_at_s = desk.now_s + program.budget_s

@@ -18,12 +18,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from loadwise.kernel.ids import BackendId, ModelId, ProgramId, TurnId
-from loadwise.ledger.forecast import NO_WAIT, Departures, Errors, Forecast, mean_wait_s
+from loadwise.ledger.forecast import NO_WAIT, Departures, Errors, Forecast, certain, mean_wait_s
 from loadwise.policy.base import Choice
 
 from .admission import Admission
 from .backends import Backends
 from .config import RouterConfig
+from .gates import FootprintGate
 from .program import Program, Turn
 
 PLACES_MAX = 64
@@ -72,12 +73,21 @@ class Divert:
             run_s = sum(demand.expected_run_s for demand in demands) / len(demands)
 
             def mean(n_ahead: int) -> Forecast:
-                base_s = mean_wait_s(n_ahead, len(elapsed_s), run_s)
-                return Forecast(wait_s=base_s, low_s=base_s, high_s=base_s, base_s=base_s)
+                return certain(mean_wait_s(n_ahead, len(elapsed_s), run_s))
 
             return mean
-        departures = Departures(elapsed_s, [s for demand in demands for s in demand.runs_s], n_most)
-        return lambda n_ahead: self.errors.corrected(departures.wait_s(n_ahead))
+        n_more = self._n_more(model_id, at_s)
+        runs_s = [s for demand in demands for s in demand.runs_s]
+        departures = Departures(elapsed_s, runs_s, n_most + n_more)
+        return lambda n_ahead: self.errors.corrected(departures.span(n_ahead + n_more))
+
+    def _n_more(self, model_id: ModelId, at_s: float) -> int:
+        """Departures beyond one that it takes until the next in line starts, where the room is overfull by growth."""
+        gate, admission = self._admission.gate, self._admission
+        ids = [b for b in self._backends.usable(model_id, at_s) if admission.is_gated(b)]
+        if not ids or not isinstance(gate, FootprintGate):
+            return 0
+        return max(int(min(gate.n_missing(b) for b in ids)), 0)
 
     def _backends_sharing(self, model_id: ModelId, at_s: float) -> list[BackendId]:
         """Backends whose departures make room for the model: its own, and those that use the same caches."""
@@ -221,6 +231,7 @@ def may_move(turn: Turn, program: Program) -> bool:
         and not program.is_pinned
         and program.n_turns == 0
         and program.admitted_at_s is None
+        and not program.tried_models
         and len(program.open_turns) == 1
     )
 

@@ -142,7 +142,8 @@ class Escalation:
         program.ended_at_s, program.end_reason = None, None
         program.n_turns_before, program.n_failed_before = program.n_turns, program.n_failed_turns
         program.cost_before_usd, program.attempt_at_s = program.cost_usd, self._desk.now_s
-        program.context_tokens, program.peak_tokens, program.backend_id = 0, 0, None
+        program.context_tokens, program.peak_tokens, program.live_tokens, program.backend_id = 0, 0, 0, None
+        program.admitted_at_s, program.forecast = None, None
         program.move(ProgramState.ARRIVED)
         slot = self._desk.pacing.slot_by_program.get(program.program_id, 0)
         model = ModelId(rung.candidate)

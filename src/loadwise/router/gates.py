@@ -108,6 +108,14 @@ class FootprintGate:
         everybody = [new_tokens] * (1 + n_waiting)
         return self._largest(backend_id, members, everybody) <= self._config.footprint_slack_ratio
 
+    def n_missing(self, backend_id: BackendId) -> float:
+        """How many average programs must leave before one begins; contexts may have outgrown what departures free."""
+        members = self._books.ledger.members(backend_id)
+        n_programs = sum(len(self._books.ledger.account_by_backend[b].amount_by_key) for b in members)
+        now = self._largest(backend_id, members, [])
+        over = self._largest(backend_id, members, [0.0]) - self._config.footprint_ratio
+        return over * n_programs / now if now > 0.0 else 0.0
+
     def _largest(self, backend_id: BackendId, members: list[str], newcomers: list[float]) -> float:
         """Largest expected share of the cache, with some more programs on one backend."""
         shares = np.zeros(HORIZON_STEPS)

@@ -110,6 +110,8 @@ class PoolChanges:
         for program in desk.table.by_id.values():
             if program.backend_id == backend_id:
                 desk.admission.release_program(program)
+                if program.is_open:
+                    program.backend_id = None  # its cache is gone with it
         self._forget_dues(backend_id)
         desk.admission.stir(backend_id)  # others may share its cache
         desk.backends.remove(backend_id)

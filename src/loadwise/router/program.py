@@ -9,6 +9,7 @@ from loadwise.kernel.commands import AttemptRecord, ProgramRecord
 from loadwise.kernel.errors import LawBroken
 from loadwise.kernel.ids import BackendId, DecisionId, ModelId, ProgramId, TurnId
 from loadwise.kernel.work import EndReason, ProgramState, Usage, Verdict
+from loadwise.ledger.forecast import Span
 
 _S = ProgramState
 
@@ -96,7 +97,7 @@ class Program(msgspec.Struct, kw_only=True):
     live_tokens: int = 0
     """What its latest dispatched turn may grow to."""
     admitted_at_s: float | None = None
-    """When it first got a place; None until then."""
+    """When its attempt at hand first got a place on its model; None until then."""
     budget_s: float | None = None
     """Its time budget, while that has not begun."""
     is_marked: bool = False
@@ -105,7 +106,7 @@ class Program(msgspec.Struct, kw_only=True):
     """The selector's choice, where it was diverted from that."""
     estimates: dict[ModelId, float] = {}
     """Expected success by model, as its decision saw it, while it may still be diverted."""
-    forecast_s: float | None = None
+    forecast: Span | None = None
     """What its wait was forecast to be, before correction; None where nothing was, or it is known how it came out."""
     forecast_from_s: float = 0.0
     n_turns: int = 0

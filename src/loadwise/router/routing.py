@@ -186,8 +186,8 @@ class Routing:
         """Keep what a later look at a held program needs, and what its wait was expected to be."""
         if self._config.divert.when == "held" and not program.estimates:
             program.estimates = dict(zip(models, successes, strict=True))
-        is_known = forecast is not None and forecast.base_s > 0.0
-        program.forecast_s = forecast.base_s if forecast is not None and is_known else None
+        is_known = forecast is not None and forecast.base.middle_s > 0.0
+        program.forecast = forecast.base if forecast is not None and is_known else None
         program.forecast_from_s = at_s
 
     def _signals(self, model_id: ModelId, at_s: float) -> dict[str, Signal]:
