@@ -115,7 +115,7 @@ def task_mark(family: str, task_id: str) -> str:
     """What a pack remembers a task by: enough to say whether it was fitted on it, not what it was.
 
     >>> task_mark("swe", "a-1")
-    'c3d0'
+    'e5e57bc1cba4'
     """
     return hashlib.sha256(f"{family}\t{task_id}".encode("utf-8", "surrogatepass")).hexdigest()[:12]
 

@@ -18,8 +18,8 @@ class OwnLoad(msgspec.Struct, kw_only=True):
 
     >>> load = OwnLoad()
     >>> load.change(0.0, 1, 1000)
-    ... load.read(1.0, {"n_running": 3.0, "kv_usage_ratio": 0.5})
-    ... load.change(1.2, 1, 2000)
+    >>> load.read(1.0, {"n_running": 3.0, "kv_usage_ratio": 0.5})
+    >>> load.change(1.2, 1, 2000)
     >>> load.n_others, load.n_calls, load.kv_usage_ratio(10_000)
     (2.0, 2, 0.7)
     """

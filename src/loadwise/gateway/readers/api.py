@@ -21,7 +21,7 @@ class ApiMeter:
 
     >>> meter = ApiMeter(requests_per_minute=10)
     >>> meter.sent(0.0)
-    ... meter.answered(0.0, 2.0, {b"x-ratelimit-remaining-requests": b"7"})
+    >>> meter.answered(0.0, 2.0, {b"x-ratelimit-remaining-requests": b"7"})
     >>> values = meter.read(2.0)
     >>> values["n_running"], values["request_window_ratio"], values["e2e_s"], values["ratelimit_requests"]
     (0.0, 0.1, 2.0, 7.0)
