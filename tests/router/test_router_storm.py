@@ -89,6 +89,8 @@ def configurations(draw):
         "verdict_max_s": pick(3600.0, 10.0),
         "budget_s": pick(None, None, None, 40.0),
         "budget_credit": pick("fail", "censor"),
+        "budget_usd_per_h": pick(None, None, 10.0, 0.02, 0.003, 0.0),
+        "budget_output_tokens": pick(4096, 100),
         "turns_max": pick(100, 100, 100, 3),
         "programs_max": pick(100, 100, 100, 2, 1),
         "verifying_max": pick(100, 100, 1),
@@ -147,6 +149,7 @@ class Storm(RuleBasedStateMachine):
         task_type=st.sampled_from([None, "patch", "unheard of"]),
         components=st.sampled_from([(), (0.5, -0.5), (0.5,), (1.0, 2.0, 3.0), (math.nan, 1.0), (math.inf,)]),
         budget_s=st.sampled_from([None, None, None, 3.0, *ODD_FLOATS]),
+        n_answers=st.sampled_from([1, 1, 1, 3, 0, -3, 2**62]),
     )
     def arrive(self, **fields):
         """A turn of a new, running, ended or impossible program."""

@@ -106,6 +106,8 @@ class RecordDecision(_Command, frozen=True, kw_only=True):
     user's policy failed; the cheapest candidate was taken)."""
     slot: int = 0
     """Which learner decided, under the arm `per_slot`."""
+    unaffordable: tuple[ModelId, ...] = ()
+    """Models that were no candidates because the hour's dollars did not allow the first turn on them."""
 
 
 class RecordPropensities(_Command, frozen=True, kw_only=True):

@@ -27,6 +27,9 @@ class TurnArrived(_Event, frozen=True, kw_only=True):
     prompt_tokens: int = 0
     """The host's estimate; the engine's own count replaces it when the turn ends."""
     max_output_tokens: int | None = None
+    """For each answer."""
+    n_answers: int = 1
+    """How many answers are asked for at once (`n`, several prompts)."""
     is_implicit: bool = False
     """The program was recognised by its messages, not named: its reservation lives only while a turn is open."""
     is_final: bool = False

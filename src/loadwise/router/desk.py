@@ -23,6 +23,7 @@ from .credit import Credit
 from .pacing import Pacing
 from .program import CalledOff, Turn
 from .routing import Routing
+from .spending import Spending
 from .table import ProgramTable
 
 CALLED_OFF_MAX = 1024
@@ -51,6 +52,7 @@ class Desk:
         self.admission = Admission(config, self.backends, streams, resolve, self.policy_failed)
         self.credit = Credit(config, streams, resolve, self.policy_failed)
         self.routing = Routing(config, self.backends, self.admission, self.credit, streams)
+        self.spending = Spending(config, self.backends)
         self.pacing = Pacing(config.feedback)
         escalation, context = config.escalation, config.context
         self.ladder: Ladder | None = None

@@ -28,6 +28,11 @@ class Dispatching:
         """Dispatch the turn, hold it, or refuse it."""
         desk = self._desk
         assert turn.model is not None
+        refusal = desk.spending.cover(turn, program, desk.now_s)
+        if refusal is not None:
+            desk.counts.over_budget += 1
+            self._ending.end_turn(turn, TurnOutcome.REJECTED, refusal)
+            return
         stays = program.is_reserved and not turn.is_side
         if (stays or desk.admission.head(turn.model) is None) and self.try_dispatch(turn, program):
             return

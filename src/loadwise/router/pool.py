@@ -121,6 +121,8 @@ class PoolChanges:
         for turn in list(desk.turns.values()):
             is_bound = desk.table.by_id[turn.program_id].model is not None
             self._ending.cancel_turn(turn, None, keeps_program=is_bound)
+        for called_off in desk.called_off.values():
+            desk.spending.settle(called_off, None, desk.now_s)
         desk.called_off.clear()
         for state in desk.backends.by_id.values():
             state.signals.clear()  # the run's clock stood still meanwhile: they are older than they look (law L10)

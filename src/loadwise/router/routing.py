@@ -74,6 +74,7 @@ class Routing:
         reason: str,
         named: ModelId | None = None,
         named_propensity: float | None = None,
+        unaffordable: tuple[ModelId, ...] = (),
     ) -> c.RecordDecision:
         """Choose among `models`, or take the `named` one, and bind the program to it."""
         x = self.context(program)
@@ -112,6 +113,7 @@ class Routing:
             chosen=chosen,
             reason="policy_fallback" if choice.is_fallback else reason,
             slot=slot,
+            unaffordable=unaffordable,
         )
 
     def _signals(self, model_id: ModelId, at_s: float) -> dict[str, Signal]:
