@@ -140,6 +140,7 @@ class Turns:
             model=request.model,
             prompt_tokens=request.prompt_tokens,
             max_output_tokens=request.max_output_tokens,
+            n_answers=request.n_answers,
             is_implicit=not is_named,
             is_final=is_final(headers),
             tenant=tenant,
@@ -183,6 +184,7 @@ class Turns:
                 model=request.model,
                 prompt_tokens=request.prompt_tokens,
                 max_output_tokens=request.max_output_tokens,
+                n_answers=request.n_answers,
                 tenant=tenant,
             )
         )

@@ -177,6 +177,7 @@ def _decision_skeleton(decision: RecordDecision) -> tuple[Any, ...]:
         decision.reason,
         decision.slot,
         [(c.candidate, c.n_running, c.n_held) for c in decision.candidates],
+        *((decision.unaffordable,) if decision.unaffordable else ()),  # absent as from journals that know it not
     )
 
 

@@ -9,6 +9,7 @@ from loadwise.kernel.commands import (
     Archive,
     Command,
     Dispatch,
+    EndTurn,
     ProgramRecord,
     RecordCredit,
     RecordDecision,
@@ -16,7 +17,7 @@ from loadwise.kernel.commands import (
 )
 from loadwise.kernel.events import ProgramEnded, TurnArrived, VerdictArrived
 from loadwise.kernel.fact import Fact
-from loadwise.kernel.work import EndReason, Verdict
+from loadwise.kernel.work import EndReason, TurnOutcome, Verdict
 
 from .concern import Concerning
 from .entry import Entry
@@ -59,6 +60,8 @@ class DecisionExplained(Fact, frozen=True, kw_only=True):
     chosen: str
     reason: str
     candidates: tuple[CandidateExplained, ...]
+    unaffordable: tuple[str, ...] = ()
+    """Models that were left out because the hour's dollars did not allow the first turn on them."""
 
 
 class Explanation(Fact, frozen=True, kw_only=True):
@@ -81,6 +84,8 @@ class Explanation(Fact, frozen=True, kw_only=True):
     """Of the credit that is in force."""
     n_corrections: int = 0
     """Credits that were taken back before."""
+    refusals: tuple[str, ...] = ()
+    """What its turns were told that were refused."""
     record: ProgramRecord | None = None
     """As archived, once it has left the router's memory."""
     is_exact: bool = True
@@ -120,6 +125,7 @@ class _Told:
         """The one in force."""
         self._n_credits = 0
         self._record: ProgramRecord | None = None
+        self._refusals: list[str] = []
 
     def hear(self, entry: Entry, commands: Sequence[Command]) -> None:
         event = entry.event
@@ -151,6 +157,8 @@ class _Told:
                 self._n_credits += 1
             case Archive():
                 self._record = command.program
+            case EndTurn(outcome=TurnOutcome.REJECTED):
+                self._refusals.append(f"turn {command.turn_id}: {command.status} {command.code}, {command.message}")
 
     def explanation(self, program_id: str, *, is_exact: bool) -> Explanation:
         credit, record, end = self._credit, self._record, self._end
@@ -170,6 +178,7 @@ class _Told:
             cost_usd=credit.cost_usd if credit is not None else record.cost_usd if record is not None else None,
             reward=credit.reward if credit is not None else None,
             n_corrections=max(0, self._n_credits - 1),
+            refusals=tuple(self._refusals),
             record=record,
             is_exact=is_exact,
         )
@@ -214,6 +223,7 @@ def _explain(entry: Entry, decision: RecordDecision) -> DecisionExplained:
             )
             for c in decision.candidates
         ),
+        unaffordable=decision.unaffordable,
     )
 
 
@@ -226,6 +236,7 @@ def render_why(explanation: Explanation) -> str:
         lines.append(f"ran on {', '.join(explanation.backend_ids)}")
     if explanation.wait_s is not None:
         lines.append(f"waited {explanation.wait_s:.3f} s")
+    lines += [f"refused {text}" for text in explanation.refusals]
     lines += [_verdict_line(verdict) for verdict in explanation.verdicts]
     if explanation.reward is not None:
         lines.append(
@@ -264,6 +275,8 @@ def _decision_lines(decision: DecisionExplained) -> Iterator[str]:
         yield f"  {mark} {candidate.candidate}: {', '.join((*numbers, load))}"
         for signal in candidate.signals:
             yield f"      {signal.name} = {_number(signal.value)}, {signal.age_s:.3f} s old"
+    for model in decision.unaffordable:
+        yield f"    {model}: left out, the budget of dollars per hour does not allow it now"
 
 
 def _verdict_line(verdict: Verdict) -> str:

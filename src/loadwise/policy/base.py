@@ -74,6 +74,8 @@ class Feedback(Fact, frozen=True, kw_only=True):
     x: Any
     """The context of the decision, shape (d,)."""
     reward: float
+    age: int = 0
+    """When it is taken back: how many verdicts the policy has learned from since."""
 
 
 class Unlearner(Protocol):

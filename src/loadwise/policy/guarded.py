@@ -111,6 +111,7 @@ class Guarded:
             candidate=feedback.candidate,
             x=feedback.x.copy(),
             reward=feedback.reward,
+            age=feedback.age,
         )
         self._call("unlearn", own)
 

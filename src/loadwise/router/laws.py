@@ -139,7 +139,8 @@ def _check_spending(desk: Desk) -> None:
     """Every promise of money is one turn's, or one attempt's that was taken back and may still cost something."""
     if desk.spending.purse is None:
         return
-    owners = Counter(one.promise for one in (*desk.turns.values(), *desk.called_off.values()) if one.promise)
+    held = [turn.promise for turn in desk.turns.values()] + [gone.promise for gone in desk.called_off.values()]
+    owners = Counter(filter(None, held))
     promised = desk.spending.purse.open
     if set(owners) != set(promised) or any(n > 1 for n in owners.values()):
         raise LawBroken("L5", f"money is promised under {sorted(promised)}, and turns hold {sorted(owners.elements())}")

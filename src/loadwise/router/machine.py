@@ -112,6 +112,7 @@ class Router:
         self.credit = desk.credit
         self.routing = desk.routing
         self.pacing = desk.pacing
+        self.spending = desk.spending
         self.agenda = desk.agenda
         self.table = desk.table
         ending = Ending(desk)

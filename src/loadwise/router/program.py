@@ -73,7 +73,7 @@ class Program(msgspec.Struct, kw_only=True):
     program_id: ProgramId
     arrived_at_s: float
     active_at_s: float
-    """When its last turn arrived or ended."""
+    """When its last turn arrived or ended, or when one that was refused for want of money may come back."""
     is_implicit: bool = False
     is_pinned: bool = False
     tenant: str = ""

@@ -77,10 +77,12 @@ class Spending:
         """Those of `models` on which the turn may be dispatched now; without a turn, one like the program's last."""
         if self.purse is None:
             return list(models)
-        if turn is None:
-            usd_max = {model: self._usd_max(model, program.context_tokens, None) for model in models}
-        else:
-            usd_max = {model: self.cost_max_usd(model, turn, program) for model in models}
+        usd_max: dict[str, float] = {
+            model: self._usd_max(model, program.context_tokens, None)
+            if turn is None
+            else self.cost_max_usd(model, turn, program)
+            for model in models
+        }
         fitting = set(self.purse.affordable(usd_max, at_s))
         return [model for model in models if usd_max[model] == 0.0 or model in fitting]
 
