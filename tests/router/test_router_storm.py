@@ -28,6 +28,7 @@ POLICIES = [
     PolicySpec(name="round_robin"),
     PolicySpec(name="power_of_two"),
     PolicySpec(name="mixing", options={"weights": {"small": 0.5, "large": 0.5}}),
+    PolicySpec(name="drift", options={"alarm": 0.5, "discount": 0.9}),
     PolicySpec(name="users:Moody"),
     PolicySpec(name="users:Moody", options={"mood": 7}),
 ]
@@ -288,6 +289,11 @@ class Storm(RuleBasedStateMachine):
     def remove_backend(self, backend_id):
         """An operator takes a backend out."""
         self._send(e.BackendRemoved(at_s=self.now_s, backend_id=backend_id))
+
+    @rule(model=st.sampled_from(["small", "large", "unheard of"]))
+    def swap_model(self, model):
+        """The model behind a name is another one now."""
+        self._send(e.ModelForgotten(at_s=self.now_s, model=model))
 
     @rule()
     def restart(self):

@@ -153,6 +153,12 @@ def _program_families(router: Router, turns: "Turns") -> Iterator[Metric]:
     ):
         verdicts.add_metric([fate], n)
     yield verdicts
+    alarms = CounterMetricFamily(
+        "loadwise_policy_alarms", "Times that a model counted as changed, to policy drift", labels=["model"]
+    )
+    for model, n in sorted(credit.alarms().items()):
+        alarms.add_metric([model], n)
+    yield alarms
     text = "Times that a user's policy class raised or answered nonsense; the cheapest model was taken"
     yield CounterMetricFamily("loadwise_policy_errors", text, value=counts.policy_errors)
     yield CounterMetricFamily(

@@ -1,7 +1,9 @@
 """What a start has to tell its operator, and what it makes of its surroundings."""
 
 import resource
+from collections.abc import Callable
 
+from loadwise.router.machine import Router
 from loadwise.settings import Config
 
 from .config import GatewayConfig
@@ -27,6 +29,20 @@ def notices(config: Config, gateway: GatewayConfig, *, has_keys: bool) -> list[s
             f"and would need {wanted} (ulimit -n)"
         )
     return said
+
+
+def alarm_notice(router: Router, say: Callable[[str], None]) -> Callable[[float], None]:
+    """What says, as often as it is called, which models have counted as changed since."""
+    known = router.credit.alarms()
+
+    def tell(now_s: float) -> None:
+        alarms = router.credit.alarms()
+        for model, n in alarms.items():
+            if n > known.get(model, 0):
+                say(f"policy {router.config.policy.name!r}: model {model!r} is no longer what it was; learned anew")
+        known.update(alarms)
+
+    return tell
 
 
 def raise_file_limit(wanted: int) -> int:

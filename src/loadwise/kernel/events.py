@@ -121,6 +121,13 @@ class BackendRemoved(_Event, frozen=True, kw_only=True):
     backend_id: BackendId
 
 
+class ModelForgotten(_Event, frozen=True, kw_only=True):
+    """An operator says that the model behind a name is another one now: what was learned of it no longer holds."""
+
+    model: ModelId
+    detail: str = ""
+
+
 class TimerFired(_Event, frozen=True, kw_only=True):
     """A `SetTimer` came due."""
 
@@ -144,6 +151,7 @@ Event = (
     | BackendAdded
     | BackendChanged
     | BackendRemoved
+    | ModelForgotten
     | TimerFired
     | HostRestarted
 )

@@ -86,6 +86,14 @@ class Unlearner(Protocol):
         ...
 
 
+class Forgetter(Protocol):
+    """What a policy may offer besides its contract, for models that are swapped behind their names."""
+
+    def forget(self, candidate: str) -> None:
+        """Begin anew with a candidate; decisions that are pending may still be learned from or undone."""
+        ...
+
+
 class Policy(Protocol):
     """The whole contract; `policy.checks` is its test suite."""
 

@@ -76,9 +76,9 @@ class Drift:
     and added up when asked, so that one that is undone leaves no rounding behind.
 
     A verdict that is taken back leaves L and b with the weight it has now, and the corrected one enters with that
-    weight, as if it had been right at once. What is not taken back: that evidence faded by it, and an alarm that it rang
-    or added to; evidence dropped by an alarm stays dropped, and so does a verdict from before it, whatever is said of it
-    later.
+    weight, as if it had been right at once. What is not taken back: that evidence faded by it, and an alarm that it
+    rang or added to. Evidence dropped by an alarm stays dropped, and a correction of a verdict from before it changes
+    nothing.
 
     Reads:
         price_usd, for ties.

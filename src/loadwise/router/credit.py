@@ -17,7 +17,8 @@ from loadwise.kernel.fact import Fact
 from loadwise.kernel.ids import DecisionId, ModelId, ProgramId
 from loadwise.kernel.streams import Generator, Streams
 from loadwise.policy.base import Candidate, Choice, Context, Feedback, Policy, Vector
-from loadwise.policy.guarded import Guarded, Report, guarded, unlearner
+from loadwise.policy.drift import Drift
+from loadwise.policy.guarded import Guarded, Report, forgetter, guarded, unlearner
 from loadwise.policy.registry import PolicySpec, Resolve, make_policy
 from loadwise.policy.ridge import REWARD_MAX
 from loadwise.verify.debias import ErrorRates
@@ -161,9 +162,13 @@ class Credit:
 
     def _settle(self, pending: Pending, reward: float | None) -> None:
         pending.choice = None
-        self.settled_by_decision[pending.decision_id] = Settled(pending, reward, self._n_learned[pending.slot])
+        self.settled_by_decision[pending.decision_id] = Settled(pending, reward, self._n_learned_by(pending))
         while len(self.settled_by_decision) > SETTLED_MAX:
             del self.settled_by_decision[next(iter(self.settled_by_decision))]
+
+    def _n_learned_by(self, pending: Pending) -> int:
+        """How many verdicts the decision's learner has learned from; 0 where it is none of ours."""
+        return self._n_learned[pending.slot] if pending.learner_version == self.version else 0
 
     def forget(self, decision_id: DecisionId | None) -> None:
         """The decision's program leaves memory: nothing of it can be corrected any more."""
@@ -190,7 +195,7 @@ class Credit:
         if pending.learner_version == self.version and not self._relearn(settled, after):
             return None
         if before is None:
-            n_learned = self._n_learned[pending.slot]
+            n_learned = self._n_learned_by(pending)
         self.n_landed += (after is not None) - (before is not None)
         self.n_undone -= (after is not None) - (before is not None)
         self.settled_by_decision[decision_id] = Settled(pending, after, n_learned)
@@ -213,6 +218,27 @@ class Credit:
         if after is None and before is not None:
             learner.undo(pending.decision_id, pending.model, pending.x)
         return True
+
+    @property
+    def can_forget(self) -> bool:
+        """Whether the policy can begin anew with one model."""
+        return all(forgetter(learner) is not None for learner in self.learners)
+
+    def forget_model(self, model: ModelId) -> None:
+        """Every learner begins anew with a model; those that cannot go on as they are."""
+        for learner in self.learners:
+            able = forgetter(learner)
+            if able is not None:
+                able.forget(model)
+
+    def alarms(self) -> dict[str, int]:
+        """How often each model has counted as changed, over all learners; empty where the policy watches for none."""
+        total: dict[str, int] = {}
+        for learner in self.learners:
+            if isinstance(learner, Drift):
+                for model, n in learner.alarms.items():
+                    total[model] = total.get(model, 0) + n
+        return total
 
     def slot(self, decision_id: DecisionId | None) -> int:
         """Whose learner decided; the first where the decision is not pending."""

@@ -135,6 +135,7 @@ class Router:
             e.BackendAdded: pool.backend_added,
             e.BackendChanged: pool.backend_changed,
             e.BackendRemoved: pool.backend_removed,
+            e.ModelForgotten: pool.model_forgotten,
             e.TimerFired: self._timer_fired,
             e.HostRestarted: self._host_restarted,
         }

@@ -98,6 +98,14 @@ class PoolChanges:
         else:
             self._desk.counts.stale += 1
 
+    def model_forgotten(self, event: e.ModelForgotten) -> None:
+        """The model behind a name was swapped: the learners begin anew with it, where they can."""
+        desk = self._desk
+        if event.model in desk.backends.model_by_id and desk.credit.can_forget:
+            desk.credit.forget_model(event.model)
+        else:
+            desk.counts.stale += 1
+
     def remove(self, backend_id: BackendId) -> None:
         """End what runs on a backend and forget it."""
         desk = self._desk
