@@ -3,6 +3,7 @@
 import resource
 from collections.abc import Callable
 
+from loadwise.kernel.pool import Price
 from loadwise.router.machine import Router
 from loadwise.settings import Config
 
@@ -20,6 +21,12 @@ def notices(config: Config, gateway: GatewayConfig, *, has_keys: bool) -> list[s
         said.append(
             f"listening on {gateway.host} without API keys: whoever reaches it may use every model, "
             "report verdicts and see all programs (gateway.key_env)"
+        )
+    free = [name for name, model in config.models.items() if model.usd_per_million == Price()]
+    if config.router.budget_usd_per_h is not None and free:
+        said.append(
+            f"router.budget_usd_per_h is {config.router.budget_usd_per_h:g} and does not hold for "
+            f"{', '.join(free)}: no usd_per_million, so they cost nothing"
         )
     wanted = gateway.connections_max + len(config.backends) * (gateway.upstream_connections_max + 2) + OTHER_FILES
     n_files = raise_file_limit(wanted)

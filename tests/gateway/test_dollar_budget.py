@@ -53,6 +53,16 @@ async def test_off_by_default() -> None:
         assert b"usd_hour" not in (await s.ask("GET", "/metrics")).body
 
 
+@on_loop
+async def test_models_without_a_price_are_named_at_the_start() -> None:
+    """The budget does not hold for them: a price that was forgotten would go unnoticed."""
+    models = {**MODELS, "local": {}}
+    async with site(Engine(), Engine(), Engine(), models=models, router=ROUTER) as s:
+        assert any("does not hold for local" in text for text in s.said)
+    async with site(Engine(), Engine(), models=MODELS, router=ROUTER) as s:
+        assert not any("budget_usd_per_h" in text for text in s.said)
+
+
 @pytest.mark.parametrize(
     ("field", "body", "n"),
     [
