@@ -60,6 +60,7 @@ COMMANDS: tuple[c.Command, ...] = (
         context=(1.0,),
         candidates=(VIEW,),
         chosen="large",
+        unaffordable=("dear",),
     ),
     c.RecordPropensities(decision_id=1, propensities=(0.5, 0.5)),
     c.RecordCredit(decision_id=1, program_id="p", model="large", success=1.0, cost_usd=1.0, reward=1.0),

@@ -12,7 +12,7 @@ from loadwise.kernel import commands, events, pool, work
 from loadwise.policy import context, linear, reward
 from loadwise.router import config
 
-UNITS = ("_s", "_at_s", "_tokens", "_usd", "_bytes", "_ratio", "_per_s", "_per_minute", "_per_hour", "_max")
+UNITS = ("_s", "_at_s", "_tokens", "_usd", "_bytes", "_ratio", "_per_s", "_per_minute", "_per_hour", "_per_h", "_max")
 COUNTS = ("n_",)
 ALLOWED = {
     # ids and ordinals

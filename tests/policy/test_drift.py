@@ -123,3 +123,40 @@ def test_wrong_options_are_refused(wrong: dict[str, float]) -> None:
     """Each out of its range."""
     with pytest.raises(ConfigError):
         DriftOptions(**wrong)
+
+
+def test_a_verdict_taken_back_and_abstained_on_leaves_no_evidence() -> None:
+    """Only what it has faded of others stays."""
+    x = np.array([1.0, 0.0])
+    policy, said = Drift(), Feedback(decision_id=1, candidate="a", x=x, reward=1.0)
+    policy.observe(1, "a", x)
+    policy.learn(said)
+    policy.unlearn(said)
+    with pytest.raises(LawBroken, match="never learned"):
+        policy.unlearn(said)
+    policy.undo(1, "a", x)
+    choice = policy.choose(Context(decision_id=2, x=x), POOL, np.random.default_rng(0))
+    assert choice.means[0] == pytest.approx(0.0) and choice.widths[0] == pytest.approx(choice.widths[1])
+
+
+def test_a_correction_of_what_was_forgotten_teaches_nothing() -> None:
+    """The model that it speaks of is gone, by an alarm or by an operator's word."""
+    x = np.array([1.0, 0.0])
+    policy, said = Drift(), Feedback(decision_id=1, candidate="a", x=x, reward=1.0)
+    policy.observe(1, "a", x)
+    policy.learn(said)
+    policy.forget("a")
+    policy.unlearn(said)
+    policy.learn(Feedback(decision_id=1, candidate="a", x=x, reward=0.5))
+    choice = policy.choose(Context(decision_id=2, x=x), POOL, np.random.default_rng(0))
+    assert choice.means[0] == 0.0 and choice.widths[0] == choice.widths[1]
+
+
+def test_alarms_are_counted_by_candidate() -> None:
+    """And a dump remembers them."""
+    policy = Drift()
+    play(policy, lambda step: (0.9, 0.6, 0.3) if step < 600 else (0.0, 0.6, 0.3), 900, 1)
+    assert policy.alarms["a"] >= 1 and sum(policy.alarms.values()) == policy.n_alarms
+    other = Drift()
+    other.load(policy.dump())
+    assert other.alarms == policy.alarms

@@ -108,3 +108,20 @@ def test_nonsense_is_refused() -> None:
     for state in (PurseState(open={"a": -1}, ended=()), PurseState(open={}, ended=((math.nan, 1),))):
         with pytest.raises(SchemaMismatch):
             purse.load(state)
+
+
+def test_what_ends_within_a_second_is_one_entry_that_counts_in_full() -> None:
+    """Until an hour after the last of it; what nobody counted has cost its promise, and time says when room comes."""
+    purse = Purse(1.0)
+    for name, at_s in (("a", 10.0), ("b", 10.9), ("c", 11.0)):
+        purse.promise(name, 0.25, at_s=at_s)
+        purse.settle(name, None, at_s=at_s)
+    assert len(purse.dump().ended) == 2
+    assert purse.spent_usd(at_s=11.0) == 0.75
+    assert purse.frees_after_s(0.25, at_s=20.0) == 0.0
+    assert purse.frees_after_s(0.5, at_s=20.0) == pytest.approx(WINDOW_S - 9.1)
+    assert purse.left_usd(at_s=10.5 + WINDOW_S) == 0.25 and purse.left_usd(at_s=10.9 + WINDOW_S) == 0.75
+    purse.promise("open", 1.0, at_s=8000.0)
+    assert purse.frees_after_s(0.5, at_s=8000.0) is None
+    purse.spend(0.5, at_s=8000.0)
+    assert purse.left_usd(at_s=8000.0) == -0.5 and purse.promised_usd == 1.0

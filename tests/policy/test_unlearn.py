@@ -1,5 +1,6 @@
 """A verdict taken back leaves no trace in any policy of ours."""
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -86,6 +87,23 @@ def test_a_users_policy_that_cannot_unlearn_says_so():
     assert unlearner(Guarded(Forgetless(), lambda text, is_counted: None)) is None
 
 
-def test_evidence_that_fades_cannot_be_taken_back():
-    """`drift` says so, and a corrected verdict is then left aside."""
-    assert unlearner(make_policy(PolicySpec(name="drift"))) is None
+@settings(deadline=None, max_examples=30)
+@given(wrong=st.dictionaries(st.integers(0, 29), st.sampled_from([-0.5, 0.0, 1.0]), max_size=8), data=st.data())
+def test_where_evidence_fades_a_corrected_verdict_has_the_weight_of_its_day(wrong, data):
+    """As if it had been right at once, with verdicts of others in between and over a dump."""
+    spec = PolicySpec(name="drift", options={"alarm": 0.0, "discount": 0.95})
+    plain, detoured = make_policy(spec), make_policy(spec)
+    right = lambda n: 0.25 + (n % 4) / 8  # noqa: E731
+    for n in range(30):
+        for policy in (plain, detoured):
+            policy.observe(n, POOL[n % 3].name, context(n))
+    for n in range(30):
+        plain.learn(feedback(n, right(n)))
+        detoured.learn(feedback(n, wrong.get(n, right(n))))
+    for n in data.draw(st.permutations(list(wrong))):
+        detoured.unlearn(msgspec.structs.replace(feedback(n, wrong[n]), age=29 - n))
+        if data.draw(st.booleans()):
+            state, detoured = detoured.dump(), make_policy(spec)
+            detoured.load(state)
+        detoured.learn(feedback(n, right(n)))
+    assert scores(plain) == pytest.approx(scores(detoured), abs=1e-9)

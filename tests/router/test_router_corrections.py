@@ -171,3 +171,26 @@ def test_a_call_of_our_own_teaches_nothing_and_asks_no_verifier():
     commands = h.finish("judge", reason="internal")
     assert "Verify" not in kinds(commands) and h.router.credit.n_undone == 1
     assert h.router.table.by_id["judge"].state is ProgramState.CANCELLED
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_a_policy_whose_evidence_fades_takes_a_correction_too(is_loaded):
+    """After verdicts of others, and over a dump: the learner is where the right verdict at once had brought it."""
+    spec = PolicySpec(name="drift", options={"alarm": 0.0, "discount": 0.9, "exploration_floor": 0.0})
+    means = []
+    for first in ("fail", "pass"):
+        host = Host(make_stack(backend("a"), backend("b", "large"), policy=spec))
+        for n in range(5):
+            host.serve(f"p{n}")
+            host.finish(f"p{n}")
+            host.judge(f"p{n}", first if n == 1 else "pass", verifier="tests")
+        if is_loaded:
+            other = make_stack(backend("a"), backend("b", "large"), policy=spec)
+            other.load(host.stack.dump())
+            host.stack, host.router = other, other.machine_by_name["router"]
+        if first == "fail":
+            credit = find(host.judge("p1", "pass", verifier="human"), c.RecordCredit)
+            assert (credit.replaced_reward, credit.reward) == (0.0, 1.0)
+        candidates = find(host.arrive("next"), c.RecordDecision).candidates
+        means.append([view.mean for view in candidates])
+    assert means[0] == pytest.approx(means[1], abs=1e-12)

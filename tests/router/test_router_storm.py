@@ -36,6 +36,7 @@ POLICIES = [
     PolicySpec(name="round_robin"),
     PolicySpec(name="power_of_two"),
     PolicySpec(name="mixing", options={"weights": {"small": 0.5, "large": 0.5}}),
+    PolicySpec(name="drift", options={"alarm": 0.5, "discount": 0.9}),
     PolicySpec(name="users:Moody"),
     PolicySpec(name="users:Moody", options={"mood": 7}),
 ]
@@ -121,6 +122,8 @@ def configurations(draw):
         "admission": pick(*ADMISSIONS),
         "divert": pick(*DIVERTS),
         "order": pick(*ORDERS),
+        "budget_usd_per_h": pick(None, None, 10.0, 0.02, 0.003, 0.0),
+        "budget_output_tokens": pick(4096, 100),
         "turns_max": pick(100, 100, 100, 3),
         "programs_max": pick(100, 100, 100, 2, 1),
         "verifying_max": pick(100, 100, 1),
@@ -181,6 +184,7 @@ class Storm(RuleBasedStateMachine):
         budget_s=st.sampled_from([None, None, None, 3.0, *ODD_FLOATS]),
         tenant=st.sampled_from(["", "t1", "t2"]),
         deadline_at_s=st.sampled_from([None, None, 100.0, 500.0, *ODD_FLOATS]),
+        n_answers=st.sampled_from([1, 1, 1, 3, 0, -3, 2**62]),
     )
     def arrive(self, **fields):
         """A turn of a new, running, ended or impossible program."""
@@ -322,6 +326,11 @@ class Storm(RuleBasedStateMachine):
     def remove_backend(self, backend_id):
         """An operator takes a backend out."""
         self._send(e.BackendRemoved(at_s=self.now_s, backend_id=backend_id))
+
+    @rule(model=st.sampled_from(["small", "large", "unheard of"]))
+    def swap_model(self, model):
+        """The model behind a name is another one now."""
+        self._send(e.ModelForgotten(at_s=self.now_s, model=model))
 
     @rule()
     def restart(self):

@@ -65,6 +65,7 @@ def test_a_turn_that_cannot_be_written_is_refused_with_400(more):
         e.BackendChanged(at_s=1.0, backend_id="a", health=BackendHealth.DOWN, detail=HALF),
         e.TimerFired(at_s=1.0, timer=HALF),
         e.HostRestarted(at_s=1.0, detail=HALF),
+        e.ModelForgotten(at_s=1.0, model="small", detail=HALF),
     ],
 )
 def test_any_other_event_that_cannot_be_written_is_counted(event):

@@ -74,6 +74,7 @@ class _Collector:
         yield from _turn_families(router)
         yield from _program_families(router, self._turns)
         yield from _backend_families(router, self._turns.host.now_s())
+        yield from _spending_families(router, self._turns.host.now_s())
         refused = CounterMetricFamily("loadwise_requests_refused", "Requests that became no turn", labels=["status"])
         for status, n in sorted(self._meter.n_refused_by_status.items()):
             refused.add_metric([str(status)], n)
@@ -152,6 +153,12 @@ def _program_families(router: Router, turns: "Turns") -> Iterator[Metric]:
     ):
         verdicts.add_metric([fate], n)
     yield verdicts
+    alarms = CounterMetricFamily(
+        "loadwise_policy_alarms", "Times that a model counted as changed, to policy drift", labels=["model"]
+    )
+    for model, n in sorted(credit.alarms().items()):
+        alarms.add_metric([model], n)
+    yield alarms
     text = "Times that a user's policy class raised or answered nonsense; the cheapest model was taken"
     yield CounterMetricFamily("loadwise_policy_errors", text, value=counts.policy_errors)
     yield CounterMetricFamily(
@@ -172,6 +179,21 @@ def _program_families(router: Router, turns: "Turns") -> Iterator[Metric]:
     for origin, n in turns.n_types_by_origin.items():
         types.add_metric([origin], n)
     yield types
+
+
+def _spending_families(router: Router, now_s: float) -> Iterator[Metric]:
+    """Money, where a budget of dollars is kept."""
+    purse = router.spending.purse
+    if purse is None:
+        return
+    text = "US dollars that all turns of a rolling hour may cost"
+    yield GaugeMetricFamily("loadwise_budget_usd_hour", text, value=purse.limit_usd)
+    text = "US dollars that attempts cost which ended within the hour"
+    yield GaugeMetricFamily("loadwise_spent_usd_hour", text, value=purse.spent_usd(now_s))
+    text = "US dollars promised to turns that are open, or whose end is not told yet"
+    yield GaugeMetricFamily("loadwise_promised_usd", text, value=purse.promised_usd)
+    text = "Turns refused because the hour's dollars were spent or promised"
+    yield CounterMetricFamily("loadwise_budget_refusals", text, value=router.counts.over_budget)
 
 
 def _backend_families(router: Router, now_s: float) -> Iterator[Metric]:

@@ -1,7 +1,10 @@
 """What a start has to tell its operator, and what it makes of its surroundings."""
 
 import resource
+from collections.abc import Callable
 
+from loadwise.kernel.pool import Price
+from loadwise.router.machine import Router
 from loadwise.settings import Config
 
 from .config import GatewayConfig
@@ -19,6 +22,12 @@ def notices(config: Config, gateway: GatewayConfig, *, has_keys: bool) -> list[s
             f"listening on {gateway.host} without API keys: whoever reaches it may use every model, "
             "report verdicts and see all programs (gateway.key_env)"
         )
+    free = [name for name, model in config.models.items() if model.usd_per_million == Price()]
+    if config.router.budget_usd_per_h is not None and free:
+        said.append(
+            f"router.budget_usd_per_h is {config.router.budget_usd_per_h:g} and does not hold for "
+            f"{', '.join(free)}: no usd_per_million, so they cost nothing"
+        )
     wanted = gateway.connections_max + len(config.backends) * (gateway.upstream_connections_max + 2) + OTHER_FILES
     n_files = raise_file_limit(wanted)
     if n_files < gateway.connections_max + OTHER_FILES:
@@ -27,6 +36,20 @@ def notices(config: Config, gateway: GatewayConfig, *, has_keys: bool) -> list[s
             f"and would need {wanted} (ulimit -n)"
         )
     return said
+
+
+def alarm_notice(router: Router, say: Callable[[str], None]) -> Callable[[float], None]:
+    """What says, as often as it is called, which models have counted as changed since."""
+    known = router.credit.alarms()
+
+    def tell(now_s: float) -> None:
+        alarms = router.credit.alarms()
+        for model, n in alarms.items():
+            if n > known.get(model, 0):
+                say(f"policy {router.config.policy.name!r}: model {model!r} is no longer what it was; learned anew")
+        known.update(alarms)
+
+    return tell
 
 
 def raise_file_limit(wanted: int) -> int:

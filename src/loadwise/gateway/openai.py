@@ -157,6 +157,29 @@ class ModelRequest:
         raw = self._fields.get("messages", self._fields.get("prompt"))
         return 0 if raw is None else len(memoryview(raw)) // BYTES_PER_TOKEN
 
+    @property
+    def n_answers(self) -> int:
+        """How many answers are asked for at once; one where that cannot be told, for the engine refuses such a call."""
+        counts = [self._count(name) for name in ("n", "best_of") if name in self._fields]
+        return max(1, *counts) * self._n_prompts() if counts else self._n_prompts()
+
+    def _count(self, name: str) -> int:
+        said = read_leniently(self._fields[name])
+        return min(max(said, 1), TOKENS_MAX) if isinstance(said, int) else 1
+
+    def _n_prompts(self) -> int:
+        """A list of texts, or of lists of tokens, is so many prompts; a list of tokens is one."""
+        raw = self._fields.get("prompt")
+        if raw is None or "messages" in self._fields:
+            return 1
+        begin = bytes(memoryview(raw)[:64])  # a view: there may be a great many tokens
+        if begin[:1] != b"[" or begin[1:].lstrip()[:1] not in (b'"', b"["):
+            return 1
+        try:
+            return len(_decode_items(raw))
+        except UNREADABLE:
+            return 1
+
     def messages(self) -> list[Any]:
         """The conversation as plain values, read once; empty for a completion, where it holds what we cannot read, and
         where it is longer than we read (`is_unread`)."""
@@ -225,6 +248,7 @@ class _Prompts(msgspec.Struct):
     prompt: msgspec.Raw = msgspec.Raw(b"")
 
 
+_decode_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _decode_prompts = msgspec.json.Decoder(_Prompts).decode
 
 

@@ -4,8 +4,9 @@ import hmac
 from collections.abc import Callable
 from urllib.parse import unquote
 
-from loadwise.kernel.errors import CallerError, Error
-from loadwise.kernel.events import AUTO
+from loadwise.kernel.errors import CallerError, Conflict, Error
+from loadwise.kernel.events import AUTO, ModelForgotten
+from loadwise.kernel.ids import ModelId
 from loadwise.wire.exchange import Exchange
 from loadwise.wire.heads import JSON_TYPE
 
@@ -134,12 +135,35 @@ class Routes:
         respond_json(exchange, {"object": "list", "data": data})
 
     def _model(self, exchange: Exchange, segment: bytes) -> None:
+        if exchange.method == b"POST" and segment.endswith(b"/forget"):
+            self._forget(exchange, unquote(segment.removesuffix(b"/forget").decode("latin-1")))
+            return
         if exchange.method not in (b"GET", b"HEAD"):
             self._refuse_method(exchange, b"GET")
             return
         name = unquote(segment.decode("latin-1"))
         self._turns.require_offered(name)
         respond_json(exchange, _model_card(name))
+
+    def _forget(self, exchange: Exchange, name: str) -> None:
+        """The model behind a name was swapped: what was learned of it no longer holds."""
+        host = self._turns.host
+        self._turns.require_offered(name)
+        if name == AUTO:
+            raise CallerError(f"{AUTO} is no model; name one of the pool", param="model")
+        if not host.router.credit.can_forget:
+            policy = host.router.config.policy.name
+            text = f"policy {policy!r} cannot forget one model; policy 'drift' can"
+            raise Conflict(text, code="policy_cannot_forget")
+        host.require_writable()
+
+        def answer(trouble: Error | None) -> None:
+            if trouble is not None:
+                respond_error(exchange, trouble)
+            else:
+                respond_json(exchange, {"model": name, "forgotten": True})
+
+        host.post(ModelForgotten(at_s=host.now_s(), model=ModelId(name)), answer)
 
     def _metrics(self, exchange: Exchange) -> None:
         exchange.respond(200, _TEXT, self._turns.meter.page(self._turns))

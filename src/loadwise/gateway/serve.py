@@ -33,7 +33,7 @@ from .guard import Guard
 from .host import Host
 from .judging import Judging, assign, make_carrier, verification_config
 from .meter import Meter
-from .notices import notices
+from .notices import alarm_notice, notices
 from .probe import Probe
 from .programs import OnDurable, Programs, WhenDurable
 from .routes import Routes
@@ -111,6 +111,9 @@ async def start(
         for link in links.values():
             closers.push_async_callback(link.close)
         port = await _take_address(server, gateway, closers)
+        tell_alarms = alarm_notice(host.router, say)
+        ticker.watch(tell_alarms)
+        closers.callback(ticker.forget, tell_alarms)
         for notice in notices(config, gateway, has_keys=bool(keys)):
             say(notice)
         if not opened.is_new:

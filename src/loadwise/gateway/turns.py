@@ -142,6 +142,7 @@ class Turns:
             model=request.model,
             prompt_tokens=request.prompt_tokens,
             max_output_tokens=request.max_output_tokens,
+            n_answers=request.n_answers,
             is_implicit=not is_named,
             is_final=is_final(headers),
             tenant=tenant,
@@ -186,6 +187,7 @@ class Turns:
                 model=request.model,
                 prompt_tokens=request.prompt_tokens,
                 max_output_tokens=request.max_output_tokens,
+                n_answers=request.n_answers,
                 tenant=tenant,
             )
         )

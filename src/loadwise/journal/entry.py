@@ -178,6 +178,7 @@ def _decision_skeleton(decision: RecordDecision) -> tuple[Any, ...]:
         decision.slot,
         [(c.candidate, c.n_running, c.n_held) for c in decision.candidates],
         *(() if decision.routed is None else (decision.routed,)),  # older journals have none
+        *((decision.unaffordable,) if decision.unaffordable else ()),  # absent as from journals that know it not
     )
 
 

@@ -9,6 +9,7 @@ from loadwise.kernel.commands import (
     Archive,
     Command,
     Dispatch,
+    EndTurn,
     ProgramRecord,
     RecordCredit,
     RecordDecision,
@@ -16,7 +17,7 @@ from loadwise.kernel.commands import (
 )
 from loadwise.kernel.events import ProgramEnded, TurnArrived, VerdictArrived
 from loadwise.kernel.fact import Fact
-from loadwise.kernel.work import EndReason, Verdict
+from loadwise.kernel.work import EndReason, TurnOutcome, Verdict
 
 from .concern import Concerning
 from .entry import Entry
@@ -65,6 +66,8 @@ class DecisionExplained(Fact, frozen=True, kw_only=True):
     routed: str | None = None
     """The selector's choice, where the program was diverted from it."""
     candidates: tuple[CandidateExplained, ...]
+    unaffordable: tuple[str, ...] = ()
+    """Models that were left out because the hour's dollars did not allow the first turn on them."""
 
 
 class CreditExplained(Fact, frozen=True, kw_only=True):
@@ -99,6 +102,8 @@ class Explanation(Fact, frozen=True, kw_only=True):
     """Of every attempt that was judged, in their order: more than one where the program was tried again."""
     n_corrections: int = 0
     """Credits that were taken back before, by another on the same attempt."""
+    refusals: tuple[str, ...] = ()
+    """What its turns were told that were refused."""
     record: ProgramRecord | None = None
     """As archived, once it has left the router's memory."""
     is_exact: bool = True
@@ -138,6 +143,7 @@ class _Told:
         """By decision the last one."""
         self._n_corrections = 0
         self._record: ProgramRecord | None = None
+        self._refusals: list[str] = []
 
     def hear(self, entry: Entry, commands: Sequence[Command]) -> None:
         event = entry.event
@@ -169,6 +175,8 @@ class _Told:
                 self._credits[command.decision_id] = command
             case Archive():
                 self._record = command.program
+            case EndTurn(outcome=TurnOutcome.REJECTED):
+                self._refusals.append(f"turn {command.turn_id}: {command.status} {command.code}, {command.message}")
 
     def explanation(self, program_id: str, *, is_exact: bool) -> Explanation:
         record, end = self._record, self._end
@@ -190,6 +198,7 @@ class _Told:
             reward=credit.reward if credit is not None else None,
             credits=tuple(_credited(one) for _, one in sorted(self._credits.items()) if not one.is_withdrawn),
             n_corrections=self._n_corrections,
+            refusals=tuple(self._refusals),
             record=record,
             is_exact=is_exact,
         )
@@ -249,6 +258,7 @@ def _explain(entry: Entry, decision: RecordDecision) -> DecisionExplained:
             )
             for c in decision.candidates
         ),
+        unaffordable=decision.unaffordable,
     )
 
 
@@ -261,6 +271,7 @@ def render_why(explanation: Explanation) -> str:
         lines.append(f"ran on {', '.join(explanation.backend_ids)}")
     if explanation.wait_s is not None:
         lines.append(f"waited {explanation.wait_s:.3f} s")
+    lines += [f"refused {text}" for text in explanation.refusals]
     lines += [_verdict_line(verdict) for verdict in explanation.verdicts]
     for credit in explanation.credits:
         of = f" of decision {credit.decision_id} ({credit.model})" if len(explanation.credits) > 1 else ""
@@ -300,6 +311,8 @@ def _decision_lines(decision: DecisionExplained) -> Iterator[str]:
         yield f"  {mark} {candidate.candidate}: {', '.join((*numbers, load))}"
         for signal in candidate.signals:
             yield f"      {signal.name} = {_number(signal.value)}, {signal.age_s:.3f} s old"
+    for model in decision.unaffordable:
+        yield f"    {model}: left out, the budget of dollars per hour does not allow it now"
 
 
 def _from(decision: DecisionExplained) -> str:

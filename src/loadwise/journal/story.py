@@ -24,6 +24,7 @@ from loadwise.kernel.events import (
     BackendRemoved,
     Event,
     HostRestarted,
+    ModelForgotten,
     ProgramEnded,
     SelectorAnswered,
     SignalsObserved,
@@ -124,6 +125,8 @@ def _cause_text(event: Event) -> str:
             return f"{event.backend_id} is {event.health}"
         case BackendRemoved():
             return f"{event.backend_id} was taken out"
+        case ModelForgotten():
+            return f"{event.model} is another model now"
     return type(event).__name__
 
 

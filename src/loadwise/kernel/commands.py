@@ -116,6 +116,8 @@ class RecordDecision(_Command, frozen=True, kw_only=True):
     """Which learner decided, under the arm `per_slot`."""
     routed: ModelId | None = None
     """What the selector had chosen, where the program was diverted from that."""
+    unaffordable: tuple[ModelId, ...] = ()
+    """Models that were no candidates because the hour's dollars did not allow the first turn on them."""
 
 
 class RecordPropensities(_Command, frozen=True, kw_only=True):

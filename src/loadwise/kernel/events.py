@@ -27,6 +27,9 @@ class TurnArrived(_Event, frozen=True, kw_only=True):
     prompt_tokens: int = 0
     """The host's estimate; the engine's own count replaces it when the turn ends."""
     max_output_tokens: int | None = None
+    """For each answer."""
+    n_answers: int = 1
+    """How many answers are asked for at once (`n`, several prompts)."""
     is_implicit: bool = False
     """The program was recognised by its messages, not named: its reservation lives only while a turn is open."""
     is_final: bool = False
@@ -118,6 +121,13 @@ class BackendRemoved(_Event, frozen=True, kw_only=True):
     backend_id: BackendId
 
 
+class ModelForgotten(_Event, frozen=True, kw_only=True):
+    """An operator says that the model behind a name is another one now: what was learned of it no longer holds."""
+
+    model: ModelId
+    detail: str = ""
+
+
 class TimerFired(_Event, frozen=True, kw_only=True):
     """A `SetTimer` came due."""
 
@@ -141,6 +151,7 @@ Event = (
     | BackendAdded
     | BackendChanged
     | BackendRemoved
+    | ModelForgotten
     | TimerFired
     | HostRestarted
 )

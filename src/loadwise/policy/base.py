@@ -84,6 +84,8 @@ class Feedback(Fact, frozen=True, kw_only=True):
     x: Any
     """The context of the decision, shape (d,)."""
     reward: float
+    age: int = 0
+    """When it is taken back: how many verdicts the policy has learned from since."""
 
 
 class Unlearner(Protocol):
@@ -91,6 +93,14 @@ class Unlearner(Protocol):
 
     def unlearn(self, feedback: Feedback) -> None:
         """Take back what `learn` was told with the same feedback: the decision is pending again."""
+        ...
+
+
+class Forgetter(Protocol):
+    """What a policy may offer besides its contract, for models that are swapped behind their names."""
+
+    def forget(self, candidate: str) -> None:
+        """Begin anew with a candidate; decisions that are pending may still be learned from or undone."""
         ...
 
 

@@ -1,7 +1,7 @@
 """LinUCB in a world that changes: evidence fades, and a candidate that is no longer what it was is learned anew."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,8 @@ from .stateless import reported
 
 PENDING_MAX = 100_000
 """Decisions remembered until their verdict (law L15); beyond it the oldest no longer narrow a width."""
+FORGOTTEN = -1
+"""The epoch of a decision whose candidate was forgotten after its verdict."""
 
 
 class DriftOptions(LinUCBOptions, frozen=True, kw_only=True):
@@ -48,7 +50,7 @@ class DriftOptions(LinUCBOptions, frozen=True, kw_only=True):
 class _Arm:
     """What is known of one candidate; sums are of the weights that evidence had when `at` verdicts had landed."""
 
-    __slots__ = ("at", "credits", "down", "epoch", "landed", "pending", "up")
+    __slots__ = ("at", "born", "credits", "down", "epoch", "landed", "n_alarms", "pending", "up")
 
     def __init__(self, d: int, at: int) -> None:
         self.landed, self.credits = np.zeros((d, d)), np.zeros(d)
@@ -57,6 +59,9 @@ class _Arm:
         self.at = at
         self.up = self.down = 0.0
         self.epoch = 0
+        self.born = 0
+        """The first verdict, by how many had landed with it, that can be of this epoch."""
+        self.n_alarms = 0
 
 
 class Drift:
@@ -68,8 +73,12 @@ class Drift:
     Age counts verdicts of anybody, so a candidate that is not tried grows uncertain and is tried again: one that
     becomes the best is found within about 1/(1-γ) verdicts, one that changes grossly within a few of its own. A model
     that was swapped behind its name is the same thing; `forget` says it outright. Pending decisions are kept one by one
-    and added up when asked, so that one that is undone leaves no rounding behind. A verdict cannot be taken back: what
-    it has faded and which alarm it has rung is not kept, so a corrected verdict changes nothing here.
+    and added up when asked, so that one that is undone leaves no rounding behind.
+
+    A verdict that is taken back leaves L and b with the weight it has now, and the corrected one enters with that
+    weight, as if it had been right at once. What is not taken back: that evidence faded by it, and an alarm that it
+    rang or added to. Evidence dropped by an alarm stays dropped, and a correction of a verdict from before it changes
+    nothing.
 
     Reads:
         price_usd, for ties.
@@ -95,8 +104,19 @@ class Drift:
         self._n_landed = 0
         self._pending: dict[int, tuple[str, int]] = {}
         """By decision: candidate, and its epoch then."""
-        self.n_alarms = 0
+        self._taken_back: dict[int, int] = {}
+        """By decision whose verdict was taken back: how many verdicts had landed with that."""
         self.is_deterministic = options.exploration_floor == 0.0
+
+    @property
+    def n_alarms(self) -> int:
+        """How often any candidate has counted as changed."""
+        return sum(arm.n_alarms for arm in self._arms.values())
+
+    @property
+    def alarms(self) -> Mapping[str, int]:
+        """How often each candidate has counted as changed."""
+        return {name: arm.n_alarms for name, arm in self._arms.items()}
 
     def choose(self, context: Context, candidates: Sequence[Candidate], rng: Generator) -> Choice:
         """The highest index, or by the floor any."""
@@ -130,24 +150,52 @@ class Drift:
         if len(self._pending) > PENDING_MAX:
             oldest = next(iter(self._pending))
             self._arms[self._pending.pop(oldest)[0]].pending.pop(oldest, None)
+            self._taken_back.pop(oldest, None)
 
     def learn(self, feedback: Feedback) -> None:
         """The verdict enters L and b; where the candidate has changed, what was known of it is forgotten first."""
         if not abs(feedback.reward) <= REWARD_MAX:
             raise Unprocessable(f"a reward of {feedback.reward!r}; it must be within ±{REWARD_MAX:g}", param="reward")
         vector = self._checked(feedback.x)
-        pending = self._pending.pop(feedback.decision_id, None)
-        self._n_landed += 1
+        decision_id = feedback.decision_id
+        pending = self._pending.pop(decision_id, None)
+        landed_at = self._taken_back.pop(decision_id, None)
+        if landed_at is None:
+            self._n_landed += 1
         arm = self._arm(feedback.candidate, len(vector))
-        if pending is not None and pending[1] != arm.epoch:
-            return  # it ran before the change
-        arm.pending.pop(feedback.decision_id, None)
-        surprise = feedback.reward - self._estimate(feedback.candidate, vector)[0]
-        if self._is_changed(arm, surprise):
-            self.forget(feedback.candidate)
-            self.n_alarms += 1
-        arm.landed += np.multiply.outer(vector, vector)
-        arm.credits += feedback.reward * vector
+        epoch = arm.epoch if pending is None else pending[1]
+        arm.pending.pop(decision_id, None)
+        if epoch == arm.epoch and landed_at is None:
+            surprise = feedback.reward - self._estimate(feedback.candidate, vector)[0]
+            if self._is_changed(arm, surprise):
+                self.forget(feedback.candidate)
+                arm.n_alarms += 1
+                epoch, arm.born = arm.epoch, self._n_landed
+        at = self._n_landed if landed_at is None else landed_at
+        if epoch == arm.epoch:  # else it ran before the change
+            self._add(arm, vector, feedback.reward, self._options.discount ** (self._n_landed - at))
+
+    def _add(self, arm: _Arm, x: Vector, reward: float, weight: float) -> None:
+        arm.landed += weight * np.multiply.outer(x, x)
+        arm.credits += weight * reward * x
+
+    def unlearn(self, feedback: Feedback) -> None:
+        """The verdict leaves L and b, and its decision is pending again; see the class's word on what stays.
+
+        Raises:
+            LawBroken: the decision is pending, so nothing was learned of it.
+        """
+        vector, decision_id = self._checked(feedback.x), feedback.decision_id
+        if decision_id in self._pending:
+            raise LawBroken("L11", f"decision {decision_id} was never learned from, and cannot be unlearned")
+        arm = self._arm(feedback.candidate, len(vector))
+        at = max(self._n_landed - feedback.age, 0)
+        is_known = at >= arm.born
+        self._pending[decision_id] = (feedback.candidate, arm.epoch if is_known else FORGOTTEN)
+        self._taken_back[decision_id] = at
+        if is_known:
+            self._add(arm, vector, feedback.reward, -(self._options.discount**feedback.age))
+            arm.pending[decision_id] = (vector.copy(), at)
 
     def undo(self, decision_id: int, candidate: str, x: Vector) -> None:
         """The decision leaves V."""
@@ -155,6 +203,7 @@ class Drift:
         if self._pending.get(decision_id, (None,))[0] != candidate:
             raise LawBroken("L11", f"undo of decision {decision_id} for candidate {candidate!r}, which is not pending")
         del self._pending[decision_id]
+        self._taken_back.pop(decision_id, None)
         self._arms[candidate].pending.pop(decision_id, None)
 
     def forget(self, candidate: str) -> None:
@@ -167,6 +216,7 @@ class Drift:
         arm.pending.clear()
         arm.up = arm.down = 0.0
         arm.epoch += 1
+        arm.born = self._n_landed + 1
 
     def _is_changed(self, arm: _Arm, surprise: float) -> bool:
         options = self._options
@@ -226,7 +276,7 @@ class Drift:
         found = [
             (i, name, epoch, *self._arms[name].pending.get(i, blank)) for i, (name, epoch) in self._pending.items()
         ]
-        pending = [(i, names.index(name), epoch, landed) for i, name, epoch, _, landed in found]
+        pending = [(i, names.index(name), epoch + 1, landed) for i, name, epoch, _, landed in found]
         return dump_state(
             self.name,
             self._configuration(),
@@ -234,11 +284,14 @@ class Drift:
             counts={
                 "n_features": (d,),
                 "n_landed": (self._n_landed,),
-                "n_alarms": (self.n_alarms,),
+                "n_alarms": tuple(arm.n_alarms for arm in arms),
                 "at": tuple(arm.at for arm in arms),
                 "epoch": tuple(arm.epoch for arm in arms),
                 "n_pending": (len(pending),),
                 "pending": tuple(value for entry in pending for value in entry),
+                "born": tuple(arm.born for arm in arms),
+                "n_taken_back": (len(self._taken_back),),
+                "taken_back": tuple(value for entry in self._taken_back.items() for value in entry),
             },
             arrays={
                 "waiting": _stacked([row for _, _, _, row, _ in found], (len(found), d)),
@@ -264,20 +317,23 @@ class Drift:
         n_pending = stored.count("n_pending", 1)[0]
         flat = stored.count("pending", 4 * n_pending)
         waiting = stored.array("waiting", (n_pending, d))
-        n_landed, n_alarms = stored.count("n_landed", 1)[0], stored.count("n_alarms", 1)[0]
+        n_landed, n_alarms = stored.count("n_landed", 1)[0], stored.count("n_alarms", k)
+        born = stored.count("born", k)
+        taken_back = stored.count("taken_back", 2 * stored.count("n_taken_back", 1)[0])
         if any(place >= k for place in flat[1::4]):
             raise SchemaMismatch("dump of policy 'drift' has a pending decision of no candidate")
-        self._d, self._n_landed, self.n_alarms = d, n_landed, n_alarms
+        self._d, self._n_landed = d, n_landed
+        self._taken_back = dict(zip(taken_back[::2], taken_back[1::2], strict=True))
         self._arms = {}
         for place, name in enumerate(stored.names):
             arm = self._arms[name] = _Arm(d, at[place])
             arm.landed, arm.credits = landed[place], credits[place]
             arm.up, arm.down = sums[place].tolist()
-            arm.epoch = epoch[place]
+            arm.epoch, arm.born, arm.n_alarms = epoch[place], born[place], n_alarms[place]
         entries = zip(flat[::4], flat[1::4], flat[2::4], flat[3::4], strict=True)
         self._pending = {}
-        for row, (i, place, of_epoch, before) in zip(waiting, entries, strict=True):
-            name = stored.names[place]
+        for row, (i, place, epoch_after, before) in zip(waiting, entries, strict=True):
+            name, of_epoch = stored.names[place], epoch_after - 1
             self._pending[i] = (name, of_epoch)
             if of_epoch == self._arms[name].epoch:
                 self._arms[name].pending[i] = (row.copy(), before)

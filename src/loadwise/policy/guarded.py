@@ -14,7 +14,7 @@ from typing import Any
 from loadwise.kernel.errors import LawBroken, SchemaMismatch
 from loadwise.kernel.streams import Generator
 
-from .base import Candidate, Choice, Context, Feedback, Policy, Unlearner, Vector
+from .base import Candidate, Choice, Context, Feedback, Forgetter, Policy, Unlearner, Vector
 from .checks import check_propensities
 from .picking import best_index, certain
 
@@ -35,6 +35,14 @@ def unlearner(policy: Policy) -> Unlearner | None:
         return policy if policy.can_unlearn else None
     found: Any = policy
     return found if callable(getattr(policy, "unlearn", None)) else None
+
+
+def forgetter(policy: Policy) -> Forgetter | None:
+    """The policy as one that can begin anew with a candidate; None where it cannot."""
+    if isinstance(policy, Guarded):
+        return policy if policy.can_forget else None
+    found: Any = policy
+    return found if callable(getattr(policy, "forget", None)) else None
 
 
 def fall_back(candidates: Sequence[Candidate]) -> Choice:
@@ -111,8 +119,18 @@ class Guarded:
             candidate=feedback.candidate,
             x=feedback.x.copy(),
             reward=feedback.reward,
+            age=feedback.age,
         )
         self._call("unlearn", own)
+
+    @property
+    def can_forget(self) -> bool:
+        """Whether it can begin anew with a candidate."""
+        return callable(getattr(self.inner, "forget", None))
+
+    def forget(self, candidate: str) -> None:
+        """Pass it on."""
+        self._call("forget", candidate)
 
     def undo(self, decision_id: int, candidate: str, x: Vector) -> None:
         """Pass it on."""

@@ -152,6 +152,8 @@ class Arriving:
             is_side=is_side,
             prompt_tokens=clamped_tokens(event.prompt_tokens),
             needed_tokens=needed_tokens(event.prompt_tokens, event.max_output_tokens),
+            max_output_tokens=None if event.max_output_tokens is None else clamped_tokens(event.max_output_tokens),
+            n_answers=max(1, clamped_tokens(event.n_answers)),
             is_final=event.is_final,
             priority=event.priority,
             deadline_at_s=self._deadline_at_s(event),

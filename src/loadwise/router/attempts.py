@@ -8,7 +8,7 @@ an answer (then credit goes to the model that runs).
 from loadwise.kernel import events as e
 from loadwise.kernel.ids import BackendId
 from loadwise.kernel.pool import price_usd
-from loadwise.kernel.work import AttemptOutcome, EndReason, ProgramState, TurnOutcome, Usage
+from loadwise.kernel.work import AttemptOutcome, EndReason, ProgramState, TurnOutcome
 
 from .binding import Binding
 from .desk import Desk
@@ -17,6 +17,7 @@ from .ending import Ending
 from .failure import UNREACHABLE, explain, is_fault, may_retry, patience_s
 from .lifecycle import Lifecycle
 from .program import CalledOff, Program, Turn, clamped_tokens, estimated_usage, usage_can_be_true
+from .spending import Bill
 
 
 class Attempts:
@@ -59,7 +60,8 @@ class Attempts:
         assert backend_id is not None
         desk.backends.note_success(backend_id)
         self._ending.lift(turn, program)
-        context_tokens = self._charge(program, turn, backend_id, event.usage)
+        bill = self._bill(turn, backend_id, event)
+        context_tokens = self._charge(program, bill)
         if program.n_turns == 0 and event.usage.is_exact:
             desk.admission.learn_first(program, backend_id, clamped_tokens(event.usage.cached_tokens))
         program.n_turns += 1
@@ -76,11 +78,12 @@ class Attempts:
     def _fail(self, turn: Turn, program: Program, backend_id: BackendId, event: e.AttemptEnded) -> None:
         self._ending.lift(turn, program)
         self._blame(program, backend_id, event)
+        bill = self._bill(turn, backend_id, event)
         if event.outcome is AttemptOutcome.CANCELLED:
-            self._charge(program, turn, backend_id, event.usage)
+            self._charge(program, bill)
             self._ending.end_turn(turn, TurnOutcome.CANCELLED, None)
         elif not self._retry(turn, program, backend_id, event):
-            self._charge(program, turn, backend_id, event.usage)
+            self._charge(program, bill)
             self._ending.end_turn(turn, TurnOutcome.FAILED, explain(event, backend_id))
 
     def _charge_called_off(self, event: e.AttemptEnded) -> bool:
@@ -89,31 +92,42 @@ class Attempts:
         if called_off is None or called_off.attempt != event.attempt:
             return False
         del self._desk.called_off[event.turn_id]
+        bill = self._bill(called_off, called_off.backend_id, event)
         program = self._desk.table.by_id.get(called_off.program_id)
         if program is None or program.arrived_at_s != called_off.arrived_at_s:
             return False
-        self._charge(program, called_off, called_off.backend_id, event.usage)
+        self._charge(program, bill)
         return True
 
-    def _charge(self, program: Program, turn: Turn | CalledOff, backend_id: BackendId | None, usage: Usage) -> int:
-        """Add what the engine counted to the program. Returns the length of the context, in tokens."""
+    def _bill(self, turn: Turn | CalledOff, backend_id: BackendId | None, event: e.AttemptEnded) -> Bill:
+        """What the attempt has used, as far as that can be true; the money it was promised is settled."""
         assert turn.model is not None
+        desk, usage = self._desk, event.usage
         prompt_tokens = usage.prompt_tokens if usage.is_exact else turn.prompt_tokens
+        is_counted = usage.is_exact
         if usage.is_exact:
-            limit_tokens = self._desk.backends.tokens_max(turn.model, backend_id)
+            limit_tokens = desk.backends.tokens_max(turn.model, backend_id)
             if not usage_can_be_true(usage, limit_tokens):
-                self._desk.counts.malformed += 1
+                is_counted = False
                 usage = estimated_usage(turn, usage, limit_tokens)
                 prompt_tokens = usage.prompt_tokens
         prompt_tokens = clamped_tokens(prompt_tokens)
         completion_tokens = clamped_tokens(usage.completion_tokens)
         cached_tokens = min(clamped_tokens(usage.cached_tokens), prompt_tokens)
-        program.prompt_tokens += prompt_tokens
-        program.completion_tokens += completion_tokens
-        program.cached_tokens += cached_tokens
-        price = self._desk.backends.price(turn.model)
-        program.cost_usd += price_usd(price, prompt_tokens, completion_tokens, cached_tokens)
-        return prompt_tokens + completion_tokens
+        usd = price_usd(desk.backends.price(turn.model), prompt_tokens, completion_tokens, cached_tokens)
+        is_misread = event.usage.is_exact and not is_counted
+        bill = Bill(prompt_tokens, completion_tokens, cached_tokens, usd, is_counted, is_misread)
+        desk.spending.settle_attempt(turn, event, bill)
+        return bill
+
+    def _charge(self, program: Program, bill: Bill) -> int:
+        """Add what was used to the program. Returns the length of the context, in tokens."""
+        self._desk.counts.malformed += bill.is_misread
+        program.prompt_tokens += bill.prompt_tokens
+        program.completion_tokens += bill.completion_tokens
+        program.cached_tokens += bill.cached_tokens
+        program.cost_usd += bill.usd
+        return bill.prompt_tokens + bill.completion_tokens
 
     def _blame(self, program: Program, backend_id: BackendId, event: e.AttemptEnded) -> None:
         """Take a backend down that fails its calls; leave one alone that asked for it."""
@@ -147,6 +161,8 @@ class Attempts:
         desk = self._desk
         n_tried_here = turn.tried.count(backend_id)
         turn.tried.append(backend_id)
+        if desk.spending.cover(turn, program, desk.now_s) is not None:
+            return False  # a cheaper model may still do
         if self._dispatching.try_dispatch(turn, program):
             return True
         if desk.admission.untried(turn, desk.now_s) and desk.admission.n_held < desk.config.held_max:
@@ -168,9 +184,11 @@ class Attempts:
             return False
         assert program.model is not None
         tried_models = frozenset({*program.tried_models, program.model})
-        models = desk.routing.models(desk.now_s, tried_models)
+        usable = desk.routing.models(desk.now_s, tried_models)
+        models = desk.spending.affordable(usable, program, turn, desk.now_s)
         if not models or len(program.tried_models) >= desk.config.fallbacks_max:
             return False
+        left_out = tuple(model for model in usable if model not in models)
         program.tried_models.append(program.model)
         slot = desk.credit.slot(program.decision_id)
         self._ending.undo(program)
@@ -180,5 +198,5 @@ class Attempts:
         program.backend_id = None
         program.admitted_at_s = None  # its run time on the next model begins there
         program.move(ProgramState.ARRIVED)
-        self._binding.decide(program, models, slot=slot, reason="fallback")
+        self._binding.decide(program, models, slot=slot, reason="fallback", unaffordable=left_out)
         return True

@@ -53,13 +53,30 @@ class Binding:
             self._dispatching.wait(self._desk.turns[turn_id])
 
     def _route(self, program: Program, slot: int) -> None:
-        models = self._desk.routing.models_for_new(self._desk.now_s)
+        models, left_out = self._candidates(program)
         if not models:
-            self._ending.fail_program(program, nobody_usable("any model"))
-        elif self._desk.config.selector is None:
-            self.decide(program, models, slot=slot, reason="policy")
+            return
+        if self._desk.config.selector is None:
+            self.decide(program, models, slot=slot, reason="policy", unaffordable=left_out)
         else:
             self._ask_selector(program, models, self._desk.config.selector)
+
+    def _candidates(self, program: Program) -> tuple[list[ModelId], tuple[ModelId, ...]]:
+        """Models that can take the program and that there is money for, and those there is none for.
+
+        Where there is none at all the program is refused.
+        """
+        desk = self._desk
+        models = desk.routing.models_for_new(desk.now_s)
+        turn = desk.turns[program.open_turns[0]] if program.open_turns else None
+        affordable = desk.spending.affordable(models, program, turn, desk.now_s)
+        if not models:
+            self._ending.fail_program(program, nobody_usable("any model"))
+        elif not affordable and turn is not None:
+            desk.counts.over_budget += len(program.open_turns)
+            usd_max = min(desk.spending.cost_max_usd(model, turn, program) for model in models)
+            self._ending.fail_program(program, desk.spending.refusal(usd_max, desk.now_s))
+        return affordable, tuple(model for model in models if model not in affordable)
 
     def _ask_selector(self, program: Program, models: list[ModelId], selector: SelectorConfig) -> None:
         desk = self._desk
@@ -90,10 +107,9 @@ class Binding:
         desk.agenda.cancel(f"selector:{event.decision_id}")
         program = desk.table.by_id[program_id]
         program.asked_decision_id = None
-        models = desk.routing.models_for_new(desk.now_s)
+        models, left_out = self._candidates(program)
         slot = desk.pacing.slot_by_program.get(program.program_id, 0)
         if not models:
-            self._ending.fail_program(program, nobody_usable("any model"))
             return
         propensity = event.propensity
         if propensity is not None and not (math.isfinite(propensity) and 0.0 < propensity <= 1.0):
@@ -108,6 +124,7 @@ class Binding:
             reason="selector_fallback" if named is None else "selector",
             named=named,
             named_propensity=propensity,
+            unaffordable=left_out,
         )
 
     def selector_due(self, key: str) -> None:
@@ -126,6 +143,7 @@ class Binding:
         decision_id: DecisionId | None = None,
         named: ModelId | None = None,
         named_propensity: float | None = None,
+        unaffordable: tuple[ModelId, ...] = (),
     ) -> None:
         """Bind the program to one of `models`, write that down, and place its waiting turns."""
         desk = self._desk
@@ -139,6 +157,7 @@ class Binding:
             named=named,
             named_propensity=named_propensity,
             turn=None if program.is_pinned else self._first_turn(program),
+            unaffordable=unaffordable,
         )
         if decision.reason == "divert":
             desk.counts.diverts += 1

@@ -7,6 +7,7 @@ from loadwise.kernel.errors import ConfigError
 from loadwise.kernel.fact import Fact
 from loadwise.policy.context import ContextSpec
 from loadwise.policy.ladder import LadderOptions
+from loadwise.policy.purse import USD_MAX
 from loadwise.policy.registry import PolicySpec
 from loadwise.policy.reward import RewardSpec
 
@@ -299,6 +300,10 @@ class RouterConfig(Fact, frozen=True, kw_only=True):
     """Default time budget of a program."""
     budget_starts: Literal["arrival", "admission"] = "arrival"
     """Whether waiting to be admitted counts against the budget."""
+    budget_usd_per_h: float | None = None
+    """Dollars that all turns of any rolling hour may cost; None: no limit. See `router.spending`."""
+    budget_output_tokens: int = 4096
+    """How long the answer to a turn may get whose client names no limit, as far as money is promised for it."""
     budget_credit: Literal["fail", "censor"] = "censor"
     """What a program out of budget teaches: `fail` credits 0 (ORACLE), `censor` teaches nothing."""
     turns_max: int = 100_000
@@ -325,12 +330,16 @@ class RouterConfig(Fact, frozen=True, kw_only=True):
         )
         if self.budget_s is not None:
             _positive("router", budget_s=self.budget_s)
+        if self.budget_usd_per_h is not None and not 0.0 <= self.budget_usd_per_h <= USD_MAX:
+            text = f"it must be a finite number >= 0 and <= {USD_MAX:g}"
+            raise ConfigError(f"router.budget_usd_per_h is {self.budget_usd_per_h!r}; {text}")
         if not (math.isfinite(self.admission_ratio) and 0.0 < self.admission_ratio <= 1.0):
             raise ConfigError(f"router.admission_ratio is {self.admission_ratio!r}; it must be in (0, 1]")
         if not 0 <= self.fallbacks_max <= MODELS_MAX:
             raise ConfigError(f"router.fallbacks_max is {self.fallbacks_max!r}; it must be >= 0 and <= {MODELS_MAX}")
         for name in (
             "expected_tokens",
+            "budget_output_tokens",
             "held_max",
             "attempts_max",
             "turns_max",

@@ -24,6 +24,8 @@ class Counts(msgspec.Struct, kw_only=True):
     """Events about something that was already over."""
     malformed: int = 0
     """Events, or parts of them, that could not be true and changed nothing."""
+    over_budget: int = 0
+    """Turns refused because the hour's dollars were spent or promised."""
     policy_errors: int = 0
     """Calls of a user's policy class that raised, or answered nonsense."""
     diverts: int = 0

@@ -17,7 +17,8 @@ from loadwise.kernel.fact import Fact
 from loadwise.kernel.ids import DecisionId, ModelId, ProgramId
 from loadwise.kernel.streams import Generator, Streams
 from loadwise.policy.base import Candidate, Choice, Context, Feedback, Policy, Vector
-from loadwise.policy.guarded import Guarded, Report, guarded, unlearner
+from loadwise.policy.drift import Drift
+from loadwise.policy.guarded import Guarded, Report, forgetter, guarded, unlearner
 from loadwise.policy.registry import PolicySpec, Resolve, make_policy
 from loadwise.policy.ridge import REWARD_MAX
 from loadwise.verify.debias import ErrorRates
@@ -62,6 +63,8 @@ class Settled(NamedTuple):
 
     pending: Pending
     reward: float | None
+    n_learned: int = 0
+    """How many verdicts its learner had learned from then."""
 
 
 class Corrected(NamedTuple):
@@ -80,6 +83,10 @@ class CreditState(Fact, frozen=True, kw_only=True):
     n_landed: int
     n_undone: int
     settled: list[tuple[int, str, str, list[float], int, str, float | None]] = []
+    n_learned: list[int] = []
+    """Verdicts learned from, by learner."""
+    settled_at: list[int] = []
+    """`Settled.n_learned`, in the order of `settled`."""
 
 
 class Credit:
@@ -97,6 +104,7 @@ class Credit:
         """The latest `SETTLED_MAX` of them, so that a verdict on them can still be corrected."""
         self.n_landed = 0
         self.n_undone = 0
+        self._n_learned = [0] * n_learners
 
     def choose(self, context: Context, candidates: Sequence[Candidate], slot: int, rng: Generator) -> Choice:
         """Ask the slot's learner."""
@@ -121,10 +129,14 @@ class Credit:
             return None
         value = self._value(success, cost_usd, rates)
         if pending.learner_version == self.version:
-            self.learners[pending.slot].learn(_feedback(pending, value))
+            self._learn(pending, value)
         self.n_landed += 1
         self._settle(pending, value)
         return value
+
+    def _learn(self, pending: Pending, value: float) -> None:
+        self.learners[pending.slot].learn(_feedback(pending, value))
+        self._n_learned[pending.slot] += 1
 
     def _value(self, success: float, cost_usd: float, rates: ErrorRates | None) -> float:
         estimate = success if rates is None else rates.debiased(success)
@@ -150,9 +162,13 @@ class Credit:
 
     def _settle(self, pending: Pending, reward: float | None) -> None:
         pending.choice = None
-        self.settled_by_decision[pending.decision_id] = Settled(pending, reward)
+        self.settled_by_decision[pending.decision_id] = Settled(pending, reward, self._n_learned_by(pending))
         while len(self.settled_by_decision) > SETTLED_MAX:
             del self.settled_by_decision[next(iter(self.settled_by_decision))]
+
+    def _n_learned_by(self, pending: Pending) -> int:
+        """How many verdicts the decision's learner has learned from; 0 where it is none of ours."""
+        return self._n_learned[pending.slot] if pending.learner_version == self.version else 0
 
     def forget(self, decision_id: DecisionId | None) -> None:
         """The decision's program leaves memory: nothing of it can be corrected any more."""
@@ -174,30 +190,55 @@ class Credit:
         settled = self.settled_by_decision.get(decision_id)
         if settled is None:
             return None
-        pending, before = settled
+        pending, before, n_learned = settled
         after = None if success is None else self._value(success, cost_usd, rates)
-        if pending.learner_version == self.version and not self._relearn(pending, before, after):
+        if pending.learner_version == self.version and not self._relearn(settled, after):
             return None
+        if before is None:
+            n_learned = self._n_learned_by(pending)
         self.n_landed += (after is not None) - (before is not None)
         self.n_undone -= (after is not None) - (before is not None)
-        self.settled_by_decision[decision_id] = Settled(pending, after)
+        self.settled_by_decision[decision_id] = Settled(pending, after, n_learned)
         return Corrected(before, after)
 
-    def _relearn(self, pending: Pending, before: float | None, after: float | None) -> bool:
+    def _relearn(self, settled: Settled, after: float | None) -> bool:
         """Bring the learner from one reward to another; False where it cannot."""
+        pending, before, n_learned = settled
         learner = self.learners[pending.slot]
         if before is not None:
             able = unlearner(learner)
             if able is None:
                 return False
-            able.unlearn(_feedback(pending, before))
+            able.unlearn(_feedback(pending, before, age=self._n_learned[pending.slot] - n_learned))
+            if after is not None:
+                learner.learn(_feedback(pending, after))
         elif after is not None:
             learner.observe(pending.decision_id, pending.model, pending.x)
-        if after is not None:
-            learner.learn(_feedback(pending, after))
-        elif before is not None:
+            self._learn(pending, after)
+        if after is None and before is not None:
             learner.undo(pending.decision_id, pending.model, pending.x)
         return True
+
+    @property
+    def can_forget(self) -> bool:
+        """Whether the policy can begin anew with one model."""
+        return all(forgetter(learner) is not None for learner in self.learners)
+
+    def forget_model(self, model: ModelId) -> None:
+        """Every learner begins anew with a model; those that cannot go on as they are."""
+        for learner in self.learners:
+            able = forgetter(learner)
+            if able is not None:
+                able.forget(model)
+
+    def alarms(self) -> dict[str, int]:
+        """How often each model has counted as changed, over all learners; empty where the policy watches for none."""
+        total: dict[str, int] = {}
+        for learner in self.learners:
+            if isinstance(learner, Drift):
+                for model, n in learner.alarms.items():
+                    total[model] = total.get(model, 0) + n
+        return total
 
     def slot(self, decision_id: DecisionId | None) -> int:
         """Whose learner decided; the first where the decision is not pending."""
@@ -227,8 +268,10 @@ class Credit:
             n_undone=self.n_undone,
             settled=[
                 (p.decision_id, p.program_id, p.model, p.x.tolist(), p.slot, p.learner_version, reward)
-                for p, reward in self.settled_by_decision.values()
+                for p, reward, _ in self.settled_by_decision.values()
             ],
+            n_learned=self._n_learned,
+            settled_at=[settled.n_learned for settled in self.settled_by_decision.values()],
         )
 
     def load(self, state: CreditState) -> None:
@@ -248,6 +291,9 @@ class Credit:
             )
             for row in state.pending
         }
+        if is_same and state.n_learned:
+            self._n_learned = list(state.n_learned)
+        settled_at = state.settled_at or [0] * len(state.settled)
         self.settled_by_decision = {
             DecisionId(row[0]): Settled(
                 Pending(
@@ -260,8 +306,9 @@ class Credit:
                     learner_version=row[5] if is_same else FOREIGN,
                 ),
                 row[6],
+                n_learned,
             )
-            for row in state.settled
+            for row, n_learned in zip(state.settled, settled_at, strict=True)
         }
         self.n_landed, self.n_undone = state.n_landed, state.n_undone
 
@@ -280,8 +327,8 @@ class Credit:
         return True
 
 
-def _feedback(pending: Pending, reward: float) -> Feedback:
-    return Feedback(decision_id=pending.decision_id, candidate=pending.model, x=pending.x, reward=reward)
+def _feedback(pending: Pending, reward: float, *, age: int = 0) -> Feedback:
+    return Feedback(decision_id=pending.decision_id, candidate=pending.model, x=pending.x, reward=reward, age=age)
 
 
 def _learners(n: int, config: RouterConfig, resolve: Resolve | None, report: Report) -> list[Policy]:

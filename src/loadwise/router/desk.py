@@ -24,6 +24,7 @@ from .divert import Divert
 from .pacing import Pacing
 from .program import CalledOff, Turn
 from .routing import Routing
+from .spending import Spending
 from .table import ProgramTable
 
 CALLED_OFF_MAX = 1024
@@ -53,6 +54,7 @@ class Desk:
         self.credit = Credit(config, streams, resolve, self.policy_failed)
         self.divert = Divert(config, self.backends, self.admission)
         self.routing = Routing(config, self.backends, self.admission, self.credit, self.divert, streams)
+        self.spending = Spending(config, self.backends)
         self.pacing = Pacing(config.feedback)
         escalation, context = config.escalation, config.context
         self.ladder: Ladder | None = None

@@ -14,7 +14,7 @@ from loadwise.kernel.work import ProgramState, TurnOutcome
 from .desk import Desk
 from .divert import may_move
 from .ending import Ending
-from .failure import RETRY_AFTER_S, held_too_long, nobody_usable, overloaded, rate_limited
+from .failure import RETRY_AFTER_S, Failure, held_too_long, nobody_usable, overloaded, rate_limited
 from .program import Program, Turn
 
 _S = ProgramState
@@ -32,6 +32,10 @@ class Dispatching:
         """Dispatch the turn, hold it, or refuse it."""
         desk = self._desk
         assert turn.model is not None
+        refusal = desk.spending.cover(turn, program, desk.now_s)
+        if refusal is not None:
+            self._refuse_for_money(turn, program, refusal)
+            return
         stays = program.is_reserved and not turn.is_side
         if (stays or not desk.admission.order_by_model[turn.model]) and self.try_dispatch(turn, program):
             return
@@ -45,6 +49,16 @@ class Dispatching:
             self._ending.end_turn(turn, TurnOutcome.REJECTED, overloaded("too_many_held", text))
         else:
             self.hold(turn, program)
+
+    def _refuse_for_money(self, turn: Turn, program: Program, refusal: Failure) -> None:
+        """End the turn; its program is not idle before it may come back, and needs no place until then."""
+        desk = self._desk
+        desk.counts.over_budget += 1
+        self._ending.end_turn(turn, TurnOutcome.REJECTED, refusal)
+        if program.is_open and not program.open_turns:
+            assert refusal.retry_after_s is not None
+            program.active_at_s = desk.now_s + refusal.retry_after_s
+            desk.admission.release_program(program)
 
     def _is_coming(self, model_id: ModelId) -> bool:
         """Whether a backend of the model takes turns, or will within the time that a turn may be held."""

@@ -69,6 +69,10 @@ class Ending:
         """The engine has worked for it: what that has cost is the program's, when it becomes known."""
         called_off, program = self._desk.called_off, self._desk.table.by_id[turn.program_id]
         assert turn.model is not None
+        before = called_off.pop(turn.turn_id, None)
+        if before is not None:
+            self._desk.spending.settle(before, None, self._desk.now_s)
+        promise, turn.promise = turn.promise, ""
         called_off[turn.turn_id] = CalledOff(
             attempt=turn.attempt,
             program_id=turn.program_id,
@@ -77,9 +81,10 @@ class Ending:
             prompt_tokens=turn.prompt_tokens,
             needed_tokens=turn.needed_tokens,
             backend_id=turn.backend_id,
+            promise=promise,
         )
         while len(called_off) > CALLED_OFF_MAX:
-            del called_off[next(iter(called_off))]
+            self._desk.spending.settle(called_off.pop(next(iter(called_off))), None, self._desk.now_s)
 
     def cancel_turns_of(self, program: Program, failure: Failure | None, *, keeps_program: bool = False) -> None:
         """Cancel all open turns of a program."""
@@ -111,6 +116,7 @@ class Ending:
         desk = self._desk
         if turn.waits_since_s is not None:
             self.stop_waiting(turn)
+        desk.spending.settle(turn, 0.0, desk.now_s)
         del desk.turns[turn.turn_id]
         program.open_turns.remove(turn.turn_id)
         program.active_at_s = desk.now_s

@@ -116,7 +116,8 @@ class Escalation:
         if program.budget_ends_at_s is not None and desk.now_s >= program.budget_ends_at_s:
             return None
         tried = {program.model, *(attempt.model for attempt in program.attempts)}
-        models = [model for model in desk.routing.models_for_new(desk.now_s) if model not in tried]
+        usable = [model for model in desk.routing.models_for_new(desk.now_s) if model not in tried]
+        models = desk.spending.affordable(usable, program, None, desk.now_s)
         left_usd = None if config.cost_max_usd is None else config.cost_max_usd - program.cost_usd
         x = desk.routing.context(program)
         rungs = ladder.climb(x, failed, models, rates=rates, is_judged=is_judged)

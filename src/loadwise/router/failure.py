@@ -91,6 +91,15 @@ def budget_exceeded(program_id: ProgramId) -> Failure:
     return Failure(status=429, code="budget_exceeded", message=text)
 
 
+def over_dollar_budget(usd_max: float, limit_usd: float, left_usd: float, retry_after_s: float) -> Failure:
+    """The turn may cost more than is left of the hour's money; it did not wait for it."""
+    text = f"this turn may cost {usd_max:.6g} USD; of the budget of {limit_usd:g} USD per rolling hour"
+    text = f"{text} {left_usd:.6g} USD are left (router.budget_usd_per_h)"
+    if usd_max > limit_usd:
+        text = f"{text}: it never fits; a smaller max_tokens may"
+    return Failure(status=429, code="dollar_budget_exceeded", message=text, retry_after_s=retry_after_s)
+
+
 def may_retry(event: AttemptEnded) -> bool:
     """A retry is invisible only before the first byte, and useful only where another try may go otherwise."""
     if event.first_byte_at_s is not None or event.outcome is _O.CANCELLED:

@@ -22,6 +22,7 @@ def check(desk: Desk) -> None:
     _check_credit(desk)
     _check_table(desk)
     _check_bounds(desk)
+    _check_spending(desk)
     _check_agenda(desk)
 
 
@@ -134,6 +135,17 @@ def _check_bounds(desk: Desk) -> None:
             raise LawBroken("L15", f"program {program_id!r} is over and still waits to start or for the selector")
     if desk.pacing.next_may_start:
         raise LawBroken("L15", f"program {next(iter(desk.pacing.waiting))!r} waits although it may start")
+
+
+def _check_spending(desk: Desk) -> None:
+    """Every promise of money is one turn's, or one attempt's that was taken back and may still cost something."""
+    if desk.spending.purse is None:
+        return
+    held = [turn.promise for turn in desk.turns.values()] + [gone.promise for gone in desk.called_off.values()]
+    owners = Counter(filter(None, held))
+    promised = desk.spending.purse.open
+    if set(owners) != set(promised) or any(n > 1 for n in owners.values()):
+        raise LawBroken("L5", f"money is promised under {sorted(promised)}, and turns hold {sorted(owners.elements())}")
 
 
 def _check_agenda(desk: Desk) -> None:

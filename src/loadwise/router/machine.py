@@ -113,6 +113,7 @@ class Router:
         self.credit = desk.credit
         self.routing = desk.routing
         self.pacing = desk.pacing
+        self.spending = desk.spending
         self.agenda = desk.agenda
         self.table = desk.table
         ending = Ending(desk)
@@ -136,6 +137,7 @@ class Router:
             e.BackendAdded: pool.backend_added,
             e.BackendChanged: pool.backend_changed,
             e.BackendRemoved: pool.backend_removed,
+            e.ModelForgotten: pool.model_forgotten,
             e.TimerFired: self._timer_fired,
             e.HostRestarted: self._host_restarted,
         }

@@ -101,6 +101,14 @@ class PoolChanges:
         else:
             self._desk.counts.stale += 1
 
+    def model_forgotten(self, event: e.ModelForgotten) -> None:
+        """The model behind a name was swapped: the learners begin anew with it, where they can."""
+        desk = self._desk
+        if event.model in desk.backends.model_by_id and desk.credit.can_forget:
+            desk.credit.forget_model(event.model)
+        else:
+            desk.counts.stale += 1
+
     def remove(self, backend_id: BackendId) -> None:
         """End what runs on a backend and forget it."""
         desk = self._desk
@@ -127,6 +135,8 @@ class PoolChanges:
         for turn in list(desk.turns.values()):
             is_bound = desk.table.by_id[turn.program_id].model is not None
             self._ending.cancel_turn(turn, None, keeps_program=is_bound)
+        for called_off in desk.called_off.values():
+            desk.spending.settle(called_off, None, desk.now_s)
         desk.called_off.clear()
         for state in desk.backends.by_id.values():
             state.load = OwnLoad()

@@ -75,7 +75,7 @@ class Program(msgspec.Struct, kw_only=True):
     program_id: ProgramId
     arrived_at_s: float
     active_at_s: float
-    """When its last turn arrived or ended."""
+    """When its last turn arrived or ended, or when one that was refused for want of money may come back."""
     is_implicit: bool = False
     is_pinned: bool = False
     tenant: str = ""
@@ -212,6 +212,8 @@ class CalledOff(msgspec.Struct, kw_only=True):
     prompt_tokens: int
     needed_tokens: int = 0
     backend_id: BackendId | None = None
+    promise: str = ""
+    """Under which money is promised to it."""
 
 
 class Turn(msgspec.Struct, kw_only=True):
@@ -228,6 +230,11 @@ class Turn(msgspec.Struct, kw_only=True):
     prompt_tokens: int = 0
     needed_tokens: int = 0
     """What its context may grow to: see `needed_tokens()`."""
+    max_output_tokens: int | None = None
+    """What the client permits for each answer; None where it names no limit."""
+    n_answers: int = 1
+    promise: str = ""
+    """Under which `spending` has promised it money; empty where it has none."""
     is_final: bool = False
     priority: int = 0
     deadline_at_s: float | None = None

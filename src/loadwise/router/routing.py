@@ -100,6 +100,7 @@ class Routing:
         named: ModelId | None = None,
         named_propensity: float | None = None,
         turn: Turn | None = None,
+        unaffordable: tuple[ModelId, ...] = (),
     ) -> c.RecordDecision:
         """Choose among `models`, or take the `named` one, and bind the program to it.
 
@@ -159,6 +160,7 @@ class Routing:
             reason="policy_fallback" if choice.is_fallback else "divert" if is_diverted else reason,
             slot=slot,
             routed=models[routed] if is_diverted else None,
+            unaffordable=unaffordable,
         )
 
     def _forecasts(

@@ -21,6 +21,7 @@ from .order import standing
 from .pacing import PacingState
 from .pool import PoolChanges
 from .program import CalledOff, Program, Turn
+from .spending import SpendingState
 from .successes import Cell
 
 
@@ -55,6 +56,7 @@ class RouterState(Fact, frozen=True, kw_only=True):
     counts: Counts
     n_decisions: int
     ladder: bytes = b""
+    spending: SpendingState | None = None
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -92,6 +94,7 @@ def dump_router(desk: Desk) -> bytes:
             counts=desk.counts,
             n_decisions=desk.routing.n_decisions,
             ladder=b"" if desk.ladder is None else desk.ladder.dump(),
+            spending=desk.spending.dump(),
         )
     )
 
@@ -144,6 +147,7 @@ def _load_tables(desk: Desk, state: RouterState) -> None:
     desk.now_s, desk.timer_at_s = state.now_s, state.timer_at_s
     desk.credit.load(state.credit)
     desk.pacing.load(state.pacing)
+    desk.spending.load(state.spending)
     desk.agenda.load(state.agenda)
     desk.turns = {turn.turn_id: turn for turn in state.turns}
     desk.called_off = {TurnId(turn_id): called_off for turn_id, called_off in state.called_off}
