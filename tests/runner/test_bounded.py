@@ -101,8 +101,8 @@ def test_what_a_run_says_of_itself_never_makes_it_good(text):
 def test_paths_of_files_stay_inside(path):
     """As a path resolves, so the test says."""
     if is_inside(path):
-        inside = os.path.normpath(os.path.join("/work", path))
-        assert inside.startswith("/work/") and "\0" not in path
+        inside = os.path.normpath(os.path.join("/anywhere", path))
+        assert inside.startswith("/anywhere/") and "\0" not in path
 
 
 def test_without_a_sandbox_everything_is_refused():

@@ -203,7 +203,7 @@ def test_arguments_changed_in_place_are_seen() -> None:
 
 def test_exceptions_keep_their_kind() -> None:
     """A test may expect one, and no other; the end of the process is no exception that it may expect."""
-    test = "try:\n    f()\nexcept {kind}:\n    pass\nelse:\n    assert False\nassert True"
+    test = "raised = ''\ntry:\n    f()\nexcept {kind}:\n    raised = '{kind}'\nassert raised == '{kind}'"
     assert grade("def f(): raise ValueError('no')", test.format(kind="ValueError"), entry="").verdict is PASS
     assert (
         grade("class Mine(KeyError): pass\ndef f(): raise Mine", test.format(kind="KeyError"), entry="").verdict is PASS

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from loadwise.kernel.errors import ConfigError
 
+from .lists import split_names, split_numbers
 from .output import add_json_flag, columns, put, put_json, say
 from .pack import parse_siblings
 
@@ -107,21 +108,23 @@ def _replay(arguments: argparse.Namespace) -> int:
         arguments.orders = min(arguments.orders, 1)
         arguments.passes = min(arguments.passes, QUICK_PASSES)
         arguments.draws = min(arguments.draws, QUICK_DRAWS)
-    weights = COST_WEIGHTS if arguments.cost_weights is None else _floats("--cost-weights", arguments.cost_weights)
+    weights = (
+        COST_WEIGHTS if arguments.cost_weights is None else split_numbers("--cost-weights", arguments.cost_weights)
+    )
     for path in (arguments.markdown, arguments.plot):
         _require_place(path)
     if arguments.plot is not None and Path(arguments.plot).suffix not in PLOTS:
         raise ConfigError(f"--plot is {arguments.plot!r}; it must end in one of {', '.join(PLOTS)}")
     config = ReplayConfig(
         outcomes=arguments.outcomes,
-        families=_names(arguments.stream),
-        models=_names(arguments.models),
+        families=split_names(arguments.stream),
+        models=split_names(arguments.models),
         agents=arguments.agents,
-        policies=None if arguments.policies is None else _names(arguments.policies),
+        policies=None if arguments.policies is None else split_names(arguments.policies),
         n_passes=arguments.passes,
         n_orders=arguments.orders,
         cost_weights=weights,
-        verifications=_names(arguments.verification),
+        verifications=split_names(arguments.verification),
         feedback=FeedbackSpec(
             misclassified=arguments.misclassified,
             concurrency=arguments.concurrency,
@@ -129,7 +132,7 @@ def _replay(arguments: argparse.Namespace) -> int:
             delay=arguments.delay,
             loss=arguments.loss,
         ),
-        packs=() if arguments.pack is None else _names(arguments.pack),
+        packs=() if arguments.pack is None else split_names(arguments.pack),
         siblings=parse_siblings(arguments.siblings),
         embedder=arguments.embedder,
         n_draws=arguments.draws,
@@ -142,17 +145,6 @@ def _replay(arguments: argparse.Namespace) -> int:
     else:
         _show(result)
     return 0
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(","))
-
-
-def _floats(flag: str, text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError as error:
-        raise ConfigError(f"{flag} is {text!r}; it must be numbers separated by commas") from error
 
 
 def _require_place(path: str | None) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from loadwise.kernel.errors import ConfigError
 
+from .lists import split_names, split_numbers
 from .output import add_json_flag, columns, put, put_json, say
 
 SUMMARY = "what a learner gains under one verifier, the adaptive choice and the best fixed one"
@@ -44,13 +45,13 @@ def run(arguments: argparse.Namespace) -> int:
             raise ConfigError(f"{path!r} cannot be written: its folder does not exist")
     if arguments.plot is not None and Path(arguments.plot).suffix not in PLOTS:
         raise ConfigError(f"--plot is {arguments.plot!r}; it must end in one of {', '.join(PLOTS)}")
-    families = _names(arguments.stream)
+    families = split_names(arguments.stream)
     wrong: dict[str, float] = {}
     if arguments.selector is not None:
         wrong = read_selector(arguments.selector, families)
     if arguments.misclassified is not None:
         wrong = dict.fromkeys(families, arguments.misclassified)
-    seeds = tuple(int(seed) for seed in _numbers("--seeds", arguments.seeds))
+    seeds = tuple(int(seed) for seed in split_numbers("--seeds", arguments.seeds))
     for seed in seeds:
         require_seed(seed)
     given = arguments.cost_weights
@@ -58,12 +59,12 @@ def run(arguments: argparse.Namespace) -> int:
         MismatchConfig(
             outcomes=arguments.outcomes,
             families=families,
-            models=_names(arguments.models),
+            models=split_names(arguments.models),
             agents=arguments.agents,
             policy=arguments.policy,
             n_passes=arguments.passes,
             n_orders=arguments.orders,
-            cost_weights=COST_WEIGHTS if given is None else _numbers("--cost-weights", given),
+            cost_weights=COST_WEIGHTS if given is None else split_numbers("--cost-weights", given),
             seeds=seeds,
             misclassified=wrong,
             embedder=arguments.embedder,
@@ -82,14 +83,3 @@ def run(arguments: argparse.Namespace) -> int:
     for check in found.checks:
         put(f"{'holds' if check['holds'] else 'missed'}  {check['key']} {check['op']} {check['bound']}")
     return 0
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(","))
-
-
-def _numbers(flag: str, text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError as error:
-        raise ConfigError(f"{flag} is {text!r}; it must be numbers separated by commas") from error

@@ -11,6 +11,7 @@ import numpy as np
 
 from loadwise.kernel.errors import ConfigError
 
+from .lists import split_names, split_numbers
 from .output import add_json_flag, columns, put, put_json, say
 
 if TYPE_CHECKING:
@@ -58,13 +59,13 @@ def run(arguments: argparse.Namespace) -> int:
     given = arguments.cost_weights
     config = OrchestratorConfig(
         outcomes=arguments.outcomes,
-        families=_names(arguments.stream),
-        models=_names(arguments.models),
+        families=split_names(arguments.stream),
+        models=split_names(arguments.models),
         agents=arguments.agents,
         n_tasks=arguments.tasks,
         warm_ratio=arguments.warm,
-        cost_weights_per_usd=COST_WEIGHTS_PER_USD if given is None else _floats("--cost-weights", given),
-        verifications=_names(arguments.verification),
+        cost_weights_per_usd=COST_WEIGHTS_PER_USD if given is None else split_numbers("--cost-weights", given),
+        verifications=split_names(arguments.verification),
         embedder=arguments.embedder,
         seed=arguments.seed,
     )
@@ -161,14 +162,3 @@ def _show(compared: "Compared", said: dict[str, Any]) -> None:
     for name, value in said["values"].items():
         if name.startswith(f"{NAME}.") and name.count(".") == 1:
             put(f"{name} {value:g}")
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(","))
-
-
-def _floats(flag: str, text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError as error:
-        raise ConfigError(f"{flag} is {text!r}; it must be numbers separated by commas") from error

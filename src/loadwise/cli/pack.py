@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from loadwise.kernel.errors import ConfigError
 
+from .lists import split_names
 from .output import add_json_flag, columns, put, put_json, say
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def parse_siblings(text: str | None) -> dict[str, str]:
 def _names(text: str | None) -> tuple[str, ...]:
     if text is None:
         return ()
-    names = tuple(part.strip() for part in text.split(","))
+    names = split_names(text)
     if not all(names) or len(set(names)) != len(names):
         raise ConfigError(f"{text!r} is not a list of different names")
     return names

@@ -14,12 +14,12 @@ from loadwise.kernel.errors import ConfigError, LawBroken, Overloaded
 from . import hybrid_state as at
 from .compiled import HAS_NUMBA
 from .content import FIRST_NAMED_ORIGIN, Contents, Line
-from .engine import ContextTooLong, EngineRequest, Output, Step
+from .engine import EngineRequest, Output, Step
 from .fast_run import costs_of
 from .hybrid_core import fast_tell, tell
 from .kv_blocks import BlockPool
 from .kv_cache import KvCache
-from .vllm_engine import VllmEngineSpec
+from .vllm_engine import VllmEngineSpec, check_fits
 
 _N_CALLS = 256
 """Open calls that there is room for at first."""
@@ -61,7 +61,7 @@ class HybridEngine:
         self._place(has_macro_steps)
 
     def submit(self, request: EngineRequest) -> None:
-        self._check_fits(request)
+        check_fits(request, self.spec, self._shape, self.spec.n_blocks)
         if self._m[at.N_WAITING] >= self.spec.max_waiting:
             raise Overloaded(f"{self._m[at.N_WAITING]} requests wait; the limit is {self.spec.max_waiting}")
         if not self._free_calls:
@@ -163,20 +163,6 @@ class HybridEngine:
             raise LawBroken("L1", f"{len(self._call_by_id)} requests are open, {n_running} run and {n_waiting} wait")
         if n_running > self.spec.max_num_seqs:
             raise LawBroken("L4", f"{n_running} requests run, max_num_seqs is {self.spec.max_num_seqs}")
-
-    def _check_fits(self, request: EngineRequest) -> None:
-        if request.prompt_tokens < 1 or request.output_tokens < 1:
-            raise ContextTooLong(
-                f"{request.prompt_tokens} prompt and {request.output_tokens} output tokens; each must be >= 1"
-            )
-        total = request.prompt_tokens + request.output_tokens
-        if self.spec.max_model_len is not None and total > self.spec.max_model_len:
-            raise ContextTooLong(f"request needs {total} tokens; max_model_len is {self.spec.max_model_len}")
-        n_blocks = self._shape.most_blocks(total - 1)
-        if n_blocks > self.spec.n_blocks:
-            raise ContextTooLong(
-                f"request of {total} tokens needs {n_blocks} blocks; this engine has {self.spec.n_blocks}"
-            )
 
     def _place(self, has_macro_steps: bool) -> None:
         """Decide where everything lies, and fill in what is not 0."""

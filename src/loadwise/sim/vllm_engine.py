@@ -110,6 +110,24 @@ class VllmEngineSpec(Fact, frozen=True, kw_only=True, tag_field="kind", tag="vll
         return self.n_blocks * self.block_tokens
 
 
+def check_fits(request: EngineRequest, spec: VllmEngineSpec, cache: KvCache, n_blocks: int) -> None:
+    """Refuse what could never run, whatever else runs.
+
+    Raises:
+        ContextTooLong: the request is empty, longer than the model's context, or needs more than `n_blocks` blocks.
+    """
+    if request.prompt_tokens < 1 or request.output_tokens < 1:
+        raise ContextTooLong(
+            f"{request.prompt_tokens} prompt and {request.output_tokens} output tokens; each must be >= 1"
+        )
+    total = request.prompt_tokens + request.output_tokens
+    if spec.max_model_len is not None and total > spec.max_model_len:
+        raise ContextTooLong(f"request needs {total} tokens; max_model_len is {spec.max_model_len}")
+    needed = cache.most_blocks(total - 1)
+    if needed > n_blocks:
+        raise ContextTooLong(f"request of {total} tokens needs {needed} blocks; this engine has {n_blocks}")
+
+
 class VllmEngine:
     """See the module."""
 
@@ -150,7 +168,7 @@ class VllmEngine:
         self._generation_tokens = 0
 
     def submit(self, request: EngineRequest) -> None:
-        self._check_fits(request)
+        check_fits(request, self.spec, self.cache, self.cache.pool.n_blocks)
         if len(self.scheduler.waiting) >= self.spec.max_waiting:
             raise Overloaded(f"{len(self.scheduler.waiting)} requests wait; the limit is {self.spec.max_waiting}")
         if not self.scheduler.stays_quiet(self._plan):
@@ -227,20 +245,6 @@ class VllmEngine:
             raise LawBroken("L1", f"{len(self._calls)} requests are open, {n_running} run and {n_waiting} wait")
         if n_running > self.spec.max_num_seqs:
             raise LawBroken("L4", f"{n_running} requests run, max_num_seqs is {self.spec.max_num_seqs}")
-
-    def _check_fits(self, request: EngineRequest) -> None:
-        if request.prompt_tokens < 1 or request.output_tokens < 1:
-            raise ContextTooLong(
-                f"{request.prompt_tokens} prompt and {request.output_tokens} output tokens; each must be >= 1"
-            )
-        total = request.prompt_tokens + request.output_tokens
-        if self.spec.max_model_len is not None and total > self.spec.max_model_len:
-            raise ContextTooLong(f"request needs {total} tokens; max_model_len is {self.spec.max_model_len}")
-        n_blocks = self.cache.most_blocks(total - 1)
-        if n_blocks > self.cache.pool.n_blocks:
-            raise ContextTooLong(
-                f"request of {total} tokens needs {n_blocks} blocks; this engine has {self.cache.pool.n_blocks}"
-            )
 
     def _begin(self, now_s: float) -> None:
         """Schedule the next step, if there is work."""
