@@ -1,10 +1,11 @@
 """Loads against presets on a pool of two models: admission, forecast and divert, and their peers, in one world.
 
 A cell is a whole run of the stack in virtual time: a closed loop of N programs in flight, waiting ones included, until
-108 are over. Every preset meets the same programs (their shapes follow from seed and number), the same engines, and the
-same luck (whether a model solves a program follows from seed, program and model). The selector is the same, too: it
-knows each model's success by kind of task. Kinds are bins of the success gap between the two models, which is drawn
-from a normal distribution such that a given share of programs does better on the dear one.
+108 are over; or an open stream that brings N programs an hour whatever becomes of them. Every preset meets the same
+programs (their shapes follow from seed and number), the same engines, and the same luck (whether a model solves a
+program follows from seed, program and model). The selector is the same, too: it knows each model's success by kind of
+task. Kinds are bins of the success gap between the two models, which is drawn from a normal distribution such that a
+given share of programs does better on the dear one.
 
 Definitions: programs/h are those that submit within their budget, per hour of makespan; resolved are those among them
 whose model would solve them; a program out of budget is killed and counts for neither. The budget starts at admission,
@@ -12,9 +13,8 @@ or at arrival. The hit ratio is the prefix tokens found on the dear backend.
 """
 
 from collections.abc import Sequence
-from importlib import resources
 from statistics import NormalDist
-from typing import Any
+from typing import Any, Literal
 
 from loadwise.kernel.commands import Command, Dispatch, EndTurn, RecordDecision
 from loadwise.kernel.errors import ConfigError
@@ -22,11 +22,16 @@ from loadwise.kernel.events import AttemptEnded, Event, TurnArrived
 from loadwise.kernel.fact import Fact
 from loadwise.kernel.work import AttemptOutcome
 from loadwise.router.machine import Router
-from loadwise.settings import open_stack, parse_yaml, preset_names
+from loadwise.settings import open_stack, preset_names
+from loadwise.sim.hardware import GIB
 from loadwise.sim.report import mean, percentile
-from loadwise.sim.scenario import Scenario, convert_scenario
+from loadwise.sim.scenario import Scenario, block_bytes_of, convert_scenario
 from loadwise.sim.vllm_engine import VllmEngineSpec
 from loadwise.sim.world import World
+
+from .disc_world import gap_of
+from .disc_world import read_world as read_world
+from .disc_world import world_names as world_names
 
 LOADS = (8, 16, 32, 48, 64, 96, 128)
 PRESETS = (
@@ -38,7 +43,9 @@ PRESETS = (
     "oracle",
     "fast",
     "quality",
+    "loadwise",
 )
+Arrivals = Literal["closed", "open"]
 N_BINS = 16
 """Kinds of task: enough that a bin's gap is the program's."""
 MAX_LOAD, MAX_PROGRAMS = 100_000, 1_000_000
@@ -54,6 +61,13 @@ class Settings(Fact, frozen=True, kw_only=True):
     """Standard deviation of the success gap."""
     budget_starts: str | None = None
     beta: float | None = None
+    seconds_per_point: float | None = None
+    """How long one percentage point of success is worth waiting for, instead of the preset's price."""
+    arrivals: Arrivals = "closed"
+    selector: dict[str, Any] | None = None
+    """A policy as a pool file names it, instead of the one that knows the successes."""
+    kv_gib: float | None = None
+    """KV memory of the dear model's engines, instead of what the world gives them."""
     router: dict[str, Any] = {}
     """Keys of a pool file's `router:` that win over preset and world."""
 
@@ -62,8 +76,10 @@ class Cell(Fact, frozen=True, kw_only=True):
     """One run."""
 
     world: str
+    """By name, or the path of its file."""
     preset: str
     load: int
+    """Programs in flight; of an open stream programs that arrive an hour."""
     seed: int
     settings: Settings = Settings()
 
@@ -80,11 +96,17 @@ class CellResult(Fact, frozen=True, kw_only=True):
     call_p95_s: float
     wait_mean_s: float
     """From a program's arrival to its first dispatch."""
+    wait_p50_s: float
+    wait_p95_s: float
+    output_tokens_per_h: float
+    elapsed_s: float
     diverts: float
     preemptions: float
     killed: float
     dear_share: float
     """Of programs that ran, those on the dear model."""
+    routed_dear_share: float
+    """Of programs, those that the selector gave to the dear model; a divert may have sent them elsewhere."""
     admitted_dear: float
     """Mean number of programs on the dear backend while somebody waited for it; 0 if nobody did."""
     admitted_cheap: float
@@ -99,24 +121,6 @@ class CellResult(Fact, frozen=True, kw_only=True):
     forecast_n_far: float
 
 
-def world_names() -> tuple[str, ...]:
-    """Worlds that come with the package, sorted."""
-    files = resources.files("loadwise.lab").joinpath("worlds").iterdir()
-    return tuple(sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml")))
-
-
-def read_world(name: str) -> dict[str, Any]:
-    """A world's file.
-
-    Raises:
-        ConfigError: there is none of that name.
-    """
-    if name not in world_names():
-        raise ConfigError(f"pool {name!r} is unknown; known: {', '.join(world_names())}")
-    text = resources.files("loadwise.lab").joinpath("worlds", f"{name}.yaml").read_text(encoding="utf-8")
-    return parse_yaml(text, where=f"world {name}")
-
-
 def check_cell(cell: Cell) -> None:
     """Refuse what could not run, before anything does."""
     if cell.preset not in preset_names():
@@ -124,6 +128,10 @@ def check_cell(cell: Cell) -> None:
     if not 1 <= cell.load <= MAX_LOAD:
         raise ConfigError(f"load is {cell.load!r}; it must be in 1..{MAX_LOAD}")
     settings = cell.settings
+    if settings.beta is not None and settings.seconds_per_point is not None:
+        raise ConfigError("beta and seconds_per_point are two words for one price; give one of them")
+    if settings.kv_gib is not None and not 0.0 < settings.kv_gib <= 10_000.0:
+        raise ConfigError(f"kv_gib is {settings.kv_gib!r}; it must be in (0, 10000]")
     if settings.n_programs is not None and not 1 <= settings.n_programs <= MAX_PROGRAMS:
         raise ConfigError(f"programs is {settings.n_programs!r}; it must be in 1..{MAX_PROGRAMS}")
     if settings.prefers is not None and not 0.0 < settings.prefers < 1.0:
@@ -154,47 +162,79 @@ def scenario_of(cell: Cell) -> Scenario:
     """The world of a cell, under its preset."""
     check_cell(cell)
     document, settings = read_world(cell.world), cell.settings
-    gap, caps, state_tokens = (document.pop(key) for key in ("gap", "caps", "state_tokens"))
-    prefers = gap["prefers"] if settings.prefers is None else settings.prefers
-    spread = gap["spread"] if settings.spread is None else settings.spread
-    table = success_table(gap["dear"], gap["cheap"], middle=gap["middle"], prefers=prefers, spread=spread)
+    gap = gap_of(document, cell.world)
+    caps, state_tokens = document.pop("caps"), document.pop("state_tokens")
+    document.pop("gap")
+    prefers = gap.prefers if settings.prefers is None else settings.prefers
+    spread = gap.spread if settings.spread is None else settings.spread
+    table = success_table(gap.dear, gap.cheap, middle=gap.middle, prefers=prefers, spread=spread)
     pool, workload = document["pool"], document["workload"]
-    router: dict[str, Any] = pool["router"]
-    router["policy"] = {"name": "known", "success": table}
+    pool["backends"].sort(key=lambda backend: backend["model"] != gap.dear)
+    router: dict[str, Any] = pool.setdefault("router", {})
+    router["policy"] = settings.selector or {"name": "known", "success": table}
     if cell.preset == "static_cap":
         router["admission"] = {**router.get("admission", {}), "programs_max_by_model": caps}
     if cell.preset == "thunderagent_state":
         router["admission"] = {**router.get("admission", {}), "pause": {"state_tokens": state_tokens}}
-    if settings.budget_starts is not None:
-        router["budget_starts"] = settings.budget_starts
-    if settings.beta is not None:
-        router["beta"] = settings.beta
+    for name in ("budget_starts", "beta", "seconds_per_point"):
+        if getattr(settings, name) is not None:
+            router[name] = getattr(settings, name)
     for key, value in settings.router.items():
         router[key] = {**router.get(key, {}), **value} if isinstance(value, dict) else value
     pool["preset"] = cell.preset
-    pool["task_types"] = {name: {} for name in table[gap["dear"]]}
-    workload["task_types"] = dict.fromkeys(table[gap["dear"]], 1)
-    workload["arrivals"]["n_agents"] = cell.load
+    pool["task_types"] = {name: {} for name in table[gap.dear]}
+    workload["task_types"] = dict.fromkeys(table[gap.dear], 1)
+    workload["arrivals"] = arrivals_of(cell)
     document["truth"]["success"] = table
     document["n_programs"] = document["n_programs"] if settings.n_programs is None else settings.n_programs
+    if settings.kv_gib is not None:
+        _limit_kv(document, cell.world, gap.dear, settings.kv_gib)
     return _with_capacity(document, cell.world)
+
+
+def arrivals_of(cell: Cell) -> dict[str, Any]:
+    """A scenario's `arrivals:`.
+
+    >>> arrivals_of(Cell(world="w", preset="fast", load=180, seed=1, settings=Settings(arrivals="open")))
+    {'kind': 'poisson', 'programs_per_s': 0.05}
+    """
+    if cell.settings.arrivals == "open":
+        return {"kind": "poisson", "programs_per_s": cell.load / 3600.0}
+    return {"kind": "closed", "n_agents": cell.load}
+
+
+def _limit_kv(document: dict[str, Any], world: str, dear: str, kv_gib: float) -> None:
+    """Give the dear model's engines so much KV memory."""
+    if document.get("gpus"):
+        raise ConfigError(f"world {world}: kv_gib is {kv_gib!r}, but its GPUs are shared; gpus.*.kv_gib says it there")
+    scenario = convert_scenario(_apart(document), world)
+    for backend in document["pool"]["backends"]:
+        spec = scenario.engine_spec(backend["name"])
+        if backend["model"] != dear:
+            continue
+        if not isinstance(spec, VllmEngineSpec) or spec.hardware is None:
+            raise ConfigError(f"world {world}: kv_gib is {kv_gib!r}, but {backend['name']!r} has no hardware")
+        document["engines"][backend["name"]]["num_gpu_blocks"] = int(kv_gib * GIB) // block_bytes_of(spec)
 
 
 def _with_capacity(document: dict[str, Any], name: str) -> Scenario:
     """Declare what each engine would say of itself: blocks times their size, of a shared memory all of it."""
-    backends = document["pool"]["backends"]
-    apart = {**document, "pool": {**document["pool"], "backends": [_without_pool(backend) for backend in backends]}}
-    scenario = convert_scenario(apart, name)
-    for backend in backends:
+    scenario = convert_scenario(_apart(document), name)
+    for backend in document["pool"]["backends"]:
         engine = scenario.engine_spec(backend["name"])
-        assert isinstance(engine, VllmEngineSpec)
+        if not isinstance(engine, VllmEngineSpec):
+            raise ConfigError(f"world {name}: engine of {backend['name']!r} is no vllm; what it holds is not known")
         backend.setdefault("kv_tokens", engine.n_blocks * engine.block_tokens)
     return convert_scenario(document, name)
 
 
-def _without_pool(backend: dict[str, Any]) -> dict[str, Any]:
-    """A cache that is shared needs its size, which the engine has yet to say."""
-    return {key: value for key, value in backend.items() if key != "kv_pool" or "kv_tokens" in backend}
+def _apart(document: dict[str, Any]) -> dict[str, Any]:
+    """The world without shared caches: such a one needs its size, which the engine has yet to say."""
+    backends = [
+        {key: value for key, value in backend.items() if key != "kv_pool" or "kv_tokens" in backend}
+        for backend in document["pool"]["backends"]
+    ]
+    return {**document, "pool": {**document["pool"], "backends": backends}}
 
 
 class Observer:
@@ -212,6 +252,8 @@ class Observer:
         self.forecasts: list[tuple[float, float, float, int, float]] = []
         """(point, low, high, departures ahead, realised) of waits that came to be."""
         self.n_killed = 0
+        self.routed: dict[str, str] = {}
+        """By program the model that its first decision would have."""
         self._admitted: dict[str, list[float]] = {name: [0.0, 0.0] for name in backends}
         self._seen_at_s = 0.0
 
@@ -253,6 +295,7 @@ class Observer:
                 kept[1] += seconds
 
     def _decided(self, decision: RecordDecision) -> None:
+        self.routed.setdefault(decision.program_id, decision.routed or decision.chosen)
         view = next(view for view in decision.candidates if view.candidate == decision.chosen)
         if view.wait_s and view.wait_low_s is not None and view.wait_high_s is not None:
             self._interval[decision.program_id] = (view.wait_s, view.wait_low_s, view.wait_high_s, view.n_held)
@@ -277,31 +320,39 @@ def run_cell(cell: Cell) -> CellResult:
     stack = open_stack(scenario.config, cell.seed)
     router = stack.machine_by_name["router"]
     assert isinstance(router, Router)
-    dear = scenario.pool["backends"][0]["name"]
-    cheap = scenario.pool["backends"][1]["name"]
-    observer = Observer(router, (dear, cheap))
+    model = scenario.pool["backends"][0]["model"]
+    dear = [backend["name"] for backend in scenario.pool["backends"] if backend["model"] == model]
+    cheap = [backend["name"] for backend in scenario.pool["backends"] if backend["model"] != model]
+    observer = Observer(router, (*dear, *cheap))
     hold_limit_s = scenario.config.router.hold_max_s
     world = World(scenario, stack, cell.seed, journal=observer, hold_limit_s=hold_limit_s, is_compiled=True)
     report = world.run()
     signals = {name: backend.signals(world.calendar.now_s) for name, backend in world.fleet.backends.items()}
+    hits, queries = (sum(signals[name][f"prefix_{what}_tokens"] for name in dear) for what in ("hits", "queries"))
+    per_h = 3600.0 / report.elapsed_s if report.elapsed_s > 0 else 0.0
     n_resolved = world.tally.n_solved
     waits = [forecast for forecast in observer.forecasts if forecast[0] > 0.0]
     far = [forecast for forecast in waits if forecast[3] >= 4]
     return CellResult(
         programs_per_h=report.programs_per_h,
         resolved=float(n_resolved),
-        resolved_per_h=n_resolved * 3600.0 / report.elapsed_s if report.elapsed_s > 0 else 0.0,
-        hit_ratio=signals[dear]["prefix_hits_tokens"] / max(signals[dear]["prefix_queries_tokens"], 1.0),
+        resolved_per_h=n_resolved * per_h,
+        hit_ratio=hits / max(queries, 1.0),
         call_mean_s=mean(observer.calls_s) or 0.0,
         call_p95_s=percentile(observer.calls_s, 0.95) or 0.0,
         wait_mean_s=mean(observer.waits_s) or 0.0,
+        wait_p50_s=percentile(observer.waits_s, 0.5) or 0.0,
+        wait_p95_s=percentile(observer.waits_s, 0.95) or 0.0,
+        output_tokens_per_h=report.completion_tokens * per_h,
+        elapsed_s=report.elapsed_s,
         diverts=float(router.counts.diverts),
         preemptions=sum(values["n_preemptions"] for values in signals.values()),
         killed=float(scenario.n_programs or 0) - report.programs.get("finished", 0),
-        dear_share=report.share.get(scenario.pool["backends"][0]["model"], 0.0),
-        admitted_dear=observer.mean_admitted(dear),
-        admitted_cheap=observer.mean_admitted(cheap),
-        overhead_tokens=float(router.admission.books.overhead_tokens(dear)),
+        dear_share=report.share.get(model, 0.0),
+        routed_dear_share=mean([float(routed == model) for routed in observer.routed.values()]) or 0.0,
+        admitted_dear=sum(observer.mean_admitted(name) for name in dear),
+        admitted_cheap=sum(observer.mean_admitted(name) for name in cheap),
+        overhead_tokens=float(router.admission.books.overhead_tokens(dear[0])),
         forecast_n=float(len(waits)),
         forecast_covered=float(sum(low <= real <= high for _, low, high, _, real in waits)),
         forecast_within_2=float(sum(point / 2 <= real <= 2 * point for point, _, _, _, real in far)),
