@@ -178,6 +178,15 @@ def test_an_allowance_is_identifiable_only_below_saturation():
     assert full.calibrated() is None
 
 
+def test_a_plain_estimator_is_clamped_by_a_saturated_pool():
+    """Believing a full cache, whose calls want more than there is, unlearns what was right (ORACLE, B.2)."""
+    plain, careful = Overhead(start_tokens=3000, reads_saturated=True), Overhead(start_tokens=3000)
+    for n in range(400):
+        for one in (plain, careful):
+            one.read(kv_usage_ratio=1.0, n_running=60, tokens=700_000, capacity=400_000, n_preemptions=float(n))
+    assert (plain.tokens, careful.tokens) == (0, 3000)
+
+
 def test_a_preempting_engine_teaches_nothing():
     """Its usage belongs to requests that are no longer there."""
     overhead = Overhead()

@@ -222,6 +222,15 @@ def test_counting_state_and_headroom_admits_fewer():
     assert (n_running(released), n_running(counting)) == (6, 3)
 
 
+def test_a_learned_allowance_counts_where_it_is_learned():
+    """Under `pause` it is no word of the released proxy's: only with `learns_overhead` does it take room."""
+    for learns, admitted in ((False, 6), (True, 3)):
+        h = host(kind="pause", overhead_tokens=1500, learns_overhead=learns)
+        for n in range(10):
+            h.arrive(f"p{n}", prompt_tokens=1400)
+        assert n_running(h) == admitted
+
+
 def test_ticks_end_when_nobody_is_there():
     """The agenda is empty after the last program has gone."""
     h = paused_host()

@@ -20,6 +20,7 @@ from loadwise.kernel.commands import Command, Dispatch, EndTurn, RecordDecision
 from loadwise.kernel.errors import ConfigError
 from loadwise.kernel.events import AttemptEnded, Event, TurnArrived
 from loadwise.kernel.fact import Fact
+from loadwise.kernel.ids import BackendId
 from loadwise.kernel.work import AttemptOutcome
 from loadwise.router.machine import Router
 from loadwise.settings import open_stack, preset_names
@@ -111,7 +112,9 @@ class CellResult(Fact, frozen=True, kw_only=True):
     """Mean number of programs on the dear backend while somebody waited for it; 0 if nobody did."""
     admitted_cheap: float
     overhead_tokens: float
-    """Learned allowance of the dear backend at the end."""
+    """Allowance of the dear backend at the end."""
+    overhead_mean_tokens: float
+    """The same on average over time, until the last program has come: afterwards every pool is calm."""
     forecast_n: float
     """Waits that had been forecast and came to be."""
     forecast_covered: float
@@ -256,12 +259,16 @@ class Observer:
         """By program the model that its first decision would have."""
         self._admitted: dict[str, list[float]] = {name: [0.0, 0.0] for name in backends}
         self._seen_at_s = 0.0
+        self._overhead = [0.0, 0.0]
+        self.overhead_mean_tokens = 0.0
 
     def append(self, event: Event, commands: list[Command]) -> None:
         """Take one event in."""
         self._count_admitted(event.at_s)
         if isinstance(event, TurnArrived) and event.program_id not in self._started:
             self._arrived_at_s.setdefault(event.program_id, event.at_s)
+            total, seconds = self._overhead
+            self.overhead_mean_tokens = total / seconds if seconds > 0.0 else 0.0
         elif isinstance(event, AttemptEnded):
             began_at_s = self._began_at_s.pop((event.turn_id, event.attempt), None)
             if began_at_s is not None and event.outcome is AttemptOutcome.COMPLETED:
@@ -287,6 +294,8 @@ class Observer:
         if seconds <= 0.0:
             return
         admission = self._router.admission
+        self._overhead[0] += seconds * admission.books.overhead_tokens(BackendId(self._backends[0]))
+        self._overhead[1] += seconds
         for name in self._backends:
             state = self._router.backends.by_id[name]  # type: ignore[index]
             if len(admission.order_by_model[state.spec.model]):  # type: ignore[index]
@@ -353,6 +362,7 @@ def run_cell(cell: Cell) -> CellResult:
         admitted_dear=sum(observer.mean_admitted(name) for name in dear),
         admitted_cheap=sum(observer.mean_admitted(name) for name in cheap),
         overhead_tokens=float(router.admission.books.overhead_tokens(dear[0])),
+        overhead_mean_tokens=observer.overhead_mean_tokens,
         forecast_n=float(len(waits)),
         forecast_covered=float(sum(low <= real <= high for _, low, high, _, real in waits)),
         forecast_within_2=float(sum(point / 2 <= real <= 2 * point for point, _, _, _, real in far)),

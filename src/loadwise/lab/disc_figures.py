@@ -223,11 +223,15 @@ def wait_checks(judge: Judge, world: str, load: int) -> list[Check]:
     wait = judge.mean(world, load, "oracle", "wait_mean_s")
     if load != 32 or wait is None or wait.value < LONG_WAIT_S:
         return []
-    name = f"{world}.{load} fast"
+    name = f"{world}.{load} long waits: fast"
+    ratios = [
+        checked(f"{name}/oracle {said}", judge.ratio(world, load, "fast", "oracle", field), low=low)
+        for field, said, low in (("programs_per_h", "programs/h", 0.98), ("resolved", "resolved", 0.96))
+    ]
     return [
         *checked(f"{name} wait, s", judge.mean(world, load, "fast", "wait_mean_s"), high=30.0),
         *checked(f"{name} - oracle hit", judge.gain(world, load, "fast", "oracle", "hit_ratio"), low=-0.02),
-        *checked(f"{name}/oracle programs/h", judge.ratio(world, load, "fast", "oracle", "programs_per_h"), low=0.98),
+        *(check for found in ratios for check in found),
     ]
 
 

@@ -27,6 +27,8 @@ class Overhead(msgspec.Struct, kw_only=True):
     """
 
     start_tokens: float = 0.0
+    reads_saturated: bool = False
+    """Believe a full cache, too, and one that has just preempted: a control that shows why not to."""
     learned_tokens: float | None = None
     n_read: int = 0
     n_preemptions: float | None = None
@@ -51,7 +53,8 @@ class Overhead(msgspec.Struct, kw_only=True):
         """
         is_calm = self.n_preemptions is None or n_preemptions is None or n_preemptions == self.n_preemptions
         self.n_preemptions = n_preemptions
-        if not is_calm or n_running < MIN_RUNNING or not 0.0 < kv_usage_ratio < SATURATED_RATIO:
+        is_told = self.reads_saturated or (is_calm and kv_usage_ratio < SATURATED_RATIO)
+        if not is_told or n_running < MIN_RUNNING or not 0.0 < kv_usage_ratio:
             return
         seen = (kv_usage_ratio * capacity - tokens) / n_running
         known = self.start_tokens if self.learned_tokens is None else self.learned_tokens

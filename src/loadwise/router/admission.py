@@ -99,7 +99,8 @@ class Admission:
 
     def new_overhead(self) -> Overhead:
         """What is believed of a backend's running requests before any reading."""
-        return Overhead(start_tokens=float(self._config.admission.overhead_tokens))
+        admission = self._config.admission
+        return Overhead(start_tokens=float(admission.overhead_tokens), reads_saturated=admission.learns_saturated)
 
     def remove_backend(self, backend_id: BackendId) -> None:
         """A backend left the pool; nothing runs there any more."""

@@ -160,6 +160,9 @@ class AdmissionConfig(Fact, frozen=True, kw_only=True):
     overhead_tokens: int = 0
     """What a running request holds besides its tokens, to begin with (ORACLE's delta)."""
     learns_overhead: bool = False
+    """Learn it from the engine's usage. Under `pause` it then counts beside `pause.state_tokens`."""
+    learns_saturated: bool = False
+    """Learn it from a full cache as well, where it cannot be told: ORACLE's negative control (B.2)."""
     capacity: Literal["declared", "engine", "calibrated"] = "engine"
     """Where a backend's KV tokens are taken from if the pool file does not say: nowhere (slots are assumed), the
     engine's word, or its usage under our calls. `calibrated` also corrects what the file says."""

@@ -146,6 +146,7 @@ class PauseGate:
 
     def __init__(self, config: AdmissionConfig, books: Books) -> None:
         self._pause = config.pause
+        self._learns_overhead = config.learns_overhead
         self._books = books
         self.resumed: dict[ProgramId, BackendId] = {}
         """By the tick at hand."""
@@ -164,14 +165,16 @@ class PauseGate:
             decays_at_s: where given, programs between two calls count less the longer their answer is ago.
         """
         pause, account = self._pause, self._books.ledger.account_by_backend[backend_id]
+        learned_tokens = self._books.overhead_tokens(backend_id) if self._learns_overhead else 0
+        state_tokens = pause.state_tokens + learned_tokens
         used = 0.0
         for key, amount in account.amount_by_key.items():
             program = self._books.programs.get(ProgramId(key))
             used += pause.buffer_tokens
             if program is None:
-                used += amount + pause.state_tokens
+                used += amount + state_tokens
             elif program.n_covered:
-                used += program.tokens + pause.state_tokens
+                used += program.tokens + state_tokens
             elif decays_at_s is not None and pause.has_decay:
                 used += program.tokens * 2.0 ** -min(decays_at_s - program.active_at_s, 60.0)
             else:
