@@ -54,7 +54,7 @@ class Overhead(msgspec.Struct, kw_only=True):
         is_calm = self.n_preemptions is None or n_preemptions is None or n_preemptions == self.n_preemptions
         self.n_preemptions = n_preemptions
         is_told = self.reads_saturated or (is_calm and kv_usage_ratio < SATURATED_RATIO)
-        if not is_told or n_running < MIN_RUNNING or not 0.0 < kv_usage_ratio:
+        if not is_told or n_running < MIN_RUNNING or not kv_usage_ratio > 0.0:
             return
         seen = (kv_usage_ratio * capacity - tokens) / n_running
         known = self.start_tokens if self.learned_tokens is None else self.learned_tokens
