@@ -162,6 +162,15 @@ def test_short_waits_are_asked_for_where_oracle_waits_long(wait_s: float, n: int
     assert [check.holds for check in found] == [False, True, True, True][:n]
 
 
+@pytest.mark.parametrize(("n", "n_lines"), [(30.0, 0), (50.0, 2)])
+def test_forecasts_are_judged_where_there_are_enough_of_them(n: float, n_lines: int) -> None:
+    """By all waits of all seeds together."""
+    waits = {"forecast_n": n, "forecast_covered": 0.9 * n, "forecast_n_far": n / 2, "forecast_within_2": 0.45 * n}
+    found = [check for check in figures(results_of("w", 8, {"fast": 1.0}, **waits)) if "waits within" in check.key]
+    assert [check.holds for check in found] == [False, True][:n_lines]
+    assert [check.estimate.value for check in found] == pytest.approx([0.9, 0.9][:n_lines])
+
+
 def test_no_two_lines_have_one_key() -> None:
     """Or a reader, and JSON, would take one for the other."""
     presets = dict.fromkeys(("oracle", "thunderagent", "static_cap", "admission_only", "fast", "quality"), 1.0)

@@ -141,6 +141,14 @@ def test_the_price_can_be_said_in_seconds() -> None:
         scenario_of(Cell(world="w", preset="fast", load=8, seed=1, settings=Settings(beta=0.1, seconds_per_point=2.0)))
 
 
+@pytest.mark.parametrize("load", [3, 20])
+def test_an_allowance_that_nobody_learns_is_what_it_began_with(tmp_path: Path, load: int) -> None:
+    """On average over a loop, and over a run whose programs all come at once."""
+    settings = Settings(router={"admission": {"overhead_tokens": 70, "learns_overhead": False}})
+    found = run_cell(Cell(world=write(tmp_path, own_world()), preset="oracle", load=load, seed=1, settings=settings))
+    assert (found.overhead_tokens, found.overhead_mean_tokens) == (70.0, pytest.approx(70.0))
+
+
 def test_a_learning_selector_takes_the_known_ones_place() -> None:
     """With options of its own; it sees kinds of tasks."""
     settings = Settings(selector={"name": "linucb", "gram": "landed"})

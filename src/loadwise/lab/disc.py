@@ -260,15 +260,14 @@ class Observer:
         self._admitted: dict[str, list[float]] = {name: [0.0, 0.0] for name in backends}
         self._seen_at_s = 0.0
         self._overhead = [0.0, 0.0]
-        self.overhead_mean_tokens = 0.0
+        self._overhead_when_full = [0.0, 0.0]
 
     def append(self, event: Event, commands: list[Command]) -> None:
         """Take one event in."""
         self._count_admitted(event.at_s)
         if isinstance(event, TurnArrived) and event.program_id not in self._started:
             self._arrived_at_s.setdefault(event.program_id, event.at_s)
-            total, seconds = self._overhead
-            self.overhead_mean_tokens = total / seconds if seconds > 0.0 else 0.0
+            self._overhead_when_full = list(self._overhead)
         elif isinstance(event, AttemptEnded):
             began_at_s = self._began_at_s.pop((event.turn_id, event.attempt), None)
             if began_at_s is not None and event.outcome is AttemptOutcome.COMPLETED:
@@ -288,6 +287,12 @@ class Observer:
         """Programs that held a place there, averaged over the time in which somebody waited for its model."""
         total, seconds = self._admitted[backend]
         return total / seconds if seconds > 0 else 0.0
+
+    @property
+    def overhead_mean_tokens(self) -> float:
+        """The dear backend's allowance on average until the last program came; of the run where all came at once."""
+        total, seconds = self._overhead_when_full if self._overhead_when_full[1] > 0.0 else self._overhead
+        return total / seconds if seconds > 0.0 else 0.0
 
     def _count_admitted(self, at_s: float) -> None:
         seconds, self._seen_at_s = at_s - self._seen_at_s, at_s

@@ -22,6 +22,8 @@ from .disc import CellResult
 PEERS = ("vllm_alone", "static_cap", "thunderagent", "thunderagent_state", "admission_only", "oracle")
 N_DRAWS = 2000
 LONG_WAIT_S = 50.0
+WAITS_MIN = 100
+"""Fewer waits than that say nothing about a share of 80 %."""
 
 Results = Mapping[tuple[str, str, int], Mapping[int, CellResult]]
 """By world, preset and load: results by seed."""
@@ -235,12 +237,30 @@ def wait_checks(judge: Judge, world: str, load: int) -> list[Check]:
     ]
 
 
+def forecast_checks(judge: Judge, world: str, load: int) -> list[Check]:
+    """Forecast waits: the 80 % interval holds 75 to 85 %, the point is within a factor of two for 80 %."""
+    found: list[Check] = []
+    for preset in ("fast", "quality"):
+        n_waits = judge.mean(world, load, preset, "forecast_n")
+        if n_waits is None or n_waits.value * n_waits.n_seeds < WAITS_MIN:
+            continue
+        for part, whole, said, low, high in (
+            ("forecast_covered", "forecast_n", "waits within their interval", 0.75, 0.85),
+            ("forecast_within_2", "forecast_n_far", "waits within a factor of two", 0.8, math.inf),
+        ):
+            columns = [columns_of(judge.results, [(world, preset, load)], field) for field in (part, whole)]
+            known = [column[0] for column in columns if column is not None]
+            share = estimate(known, quotient, np.random.default_rng(0))
+            found += checked(f"{world}.{load} {preset} {said}", share, low=low, high=high)
+    return found
+
+
 def figures(results: Results) -> list[Check]:
     """Every line that the results have something for, world by world and load by load."""
     judge = Judge(results)
     found: list[Check] = []
     for world, load in sorted({(world, load) for world, _, load in results}):
-        for part in (oracle_checks, fast_checks, quality_checks, wait_checks):
+        for part in (oracle_checks, fast_checks, quality_checks, wait_checks, forecast_checks):
             found += part(judge, world, load)
     return found
 
