@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     from loadwise.lab.disc_report import cells, checks_of, disc_json, disc_rows, run_cells
 
     settings = _settings(arguments)
-    presets = QUICK_PRESETS if arguments.quick else PRESETS
+    presets: tuple[str, ...] = QUICK_PRESETS if arguments.quick else PRESETS
     if arguments.preset is not None:
         presets = split_names(arguments.preset)
     loads = _open_loads(arguments) if settings.arrivals == "open" else _closed_loads(arguments)
