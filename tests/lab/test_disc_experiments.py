@@ -87,6 +87,7 @@ def test_a_record_says_what_it_rests_on(tmp_path: Path, monkeypatch: pytest.Monk
     assert low <= first["resolved"] <= high
     page = (tmp_path / "some.md").read_text()
     assert "8 cells, seeds 1 to 2" in page and "| key | 1.000 |" in page
+    pytest.importorskip("matplotlib")
     for draw in (plot, plot_bars):
         draw("some", results, {"resolved": "resolved"}, RECORDED)
         picture = (tmp_path / "some.svg").read_bytes()
