@@ -11,7 +11,7 @@ from experiments.disc_cells import Arm, Grid, arguments_of, plot_bars, record, r
 from loadwise.lab.disc import Settings
 from loadwise.lab.disc_figures import Check, Judge, Results, checked
 
-WORLD = "qwen-gh200"
+WORLDS = ("qwen-gh200", "qwen-gh200-tight")
 WITH, WITHOUT = "pending counted", "landed only"
 SHARES = {(WITH, 32): 0.76, (WITHOUT, 32): 0.65, (WITH, 64): 0.53, (WITHOUT, 64): 0.28}
 RESOLVED_MORE = {32: 7.0, 64: 4.0}
@@ -35,24 +35,28 @@ def arms() -> tuple[Arm, ...]:
 
 def checks_of(results: Results) -> list[Check]:
     """Shares beside the paper's, and the two arms against each other."""
-    judge = Judge(results)
+    return [check for world in WORLDS for check in world_checks(Judge(results), world)]
+
+
+def world_checks(judge: Judge, world: str) -> list[Check]:
+    """Those of one world."""
     found: list[Check] = []
     for (arm, load), published in SHARES.items():
-        share = judge.mean(WORLD, load, arm, "routed_dear_share")
+        share = judge.mean(world, load, arm, "routed_dear_share")
         low, high = published - 0.15, published + 0.15
-        found += checked(f"{load}, {arm}: routed to the dear", share, low=low, high=high, published=published)
+        found += checked(f"{world}.{load}, {arm}: routed to the dear", share, low=low, high=high, published=published)
     for load, more in RESOLVED_MORE.items():
-        gain = judge.gain(WORLD, load, WITH, WITHOUT, "routed_dear_share")
-        found += checked(f"{load}: routed share, with - without", gain, low=0.0)
-        gain = judge.gain(WORLD, load, WITH, WITHOUT, "resolved")
-        found += checked(f"{load}: resolved, with - without", gain, low=0.0, published=more)
+        gain = judge.gain(world, load, WITH, WITHOUT, "routed_dear_share")
+        found += checked(f"{world}.{load}: routed share, with - without", gain, low=0.0)
+        gain = judge.gain(world, load, WITH, WITHOUT, "resolved")
+        found += checked(f"{world}.{load}: resolved, with - without", gain, low=0.0, published=more)
     return found
 
 
 def main() -> None:
     """Run every cell and record."""
     arguments = arguments_of(__doc__, 20, 921)
-    results = run_grids([Grid((WORLD,), arms(), (32, 64), seeds_of(arguments))], arguments)
+    results = run_grids([Grid(WORLDS, arms(), (32, 64), seeds_of(arguments))], arguments)
     plot_bars("disc_share", results, {"routed to the dear": "routed_dear_share", "resolved": "resolved"}, arguments)
     record("disc_share", results, arguments, table(results, FIELDS), checks_of(results))
 

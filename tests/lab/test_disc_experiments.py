@@ -56,7 +56,7 @@ def test_the_main_figure_has_every_preset_at_every_load() -> None:
     """On twenty seeds where two percent are claimed."""
     arms = disc_cells.arms_of(PRESETS)
     cells = Grid(disc_main.WORLDS, arms, LOADS, tuple(range(20))).cells()
-    assert len({cell_key(cell) for _, cell in cells}) == len(cells) == 2 * 9 * 7 * 20
+    assert len({cell_key(cell) for _, cell in cells}) == len(cells) == 3 * 9 * 7 * 20
     assert [cell.seed for _, cell in cells] == sorted(cell.seed for _, cell in cells), "seed by seed"
 
 
@@ -118,17 +118,23 @@ def test_cells_are_shared_between_experiments(tmp_path: Path, monkeypatch: pytes
 
 def test_figures_of_the_experiments_are_read_off_their_own_arms() -> None:
     """Names of arms in checks are those of the cells: no line is lost to a typing error."""
-    for experiment, world, loads, n in ((disc_beta, "qwen-gh200", (64,), 8), (disc_decay, "qwen-gh200", (32,), 2)):
-        results = {(world, arm.name, load): {1: result()} for arm in experiment.arms() for load in loads}
-        assert len(experiment.checks_of(results)) == n
-    both = {("qwen-gh200", arm.name, load): {1: result()} for arm in disc_share.arms() for load in (32, 64)}
-    assert len(disc_share.checks_of(both)) == 8
+    beta = {(world, arm.name, 64): {1: result()} for world in disc_beta.WORLDS for arm in disc_beta.arms()}
+    assert len(disc_beta.checks_of(beta)) == 16
+    decay = {("qwen-gh200", arm.name, 32): {1: result()} for arm in disc_decay.arms()}
+    assert len(disc_decay.checks_of(decay)) == 2
+    both = {
+        (world, arm.name, load): {1: result()}
+        for world in disc_share.WORLDS
+        for arm in disc_share.arms()
+        for load in (32, 64)
+    }
+    assert len(disc_share.checks_of(both)) == 16
     overhead = {("qwen-gh200", arm.name, 32): {1: result()} for arm in disc_overhead.arms()}
     assert len(disc_overhead.checks_of(overhead)) == 4
     swept = {(world, arm.name, load): {1: result()} for world, load in disc_trade.PLACES for arm in disc_trade.arms()}
-    assert len(disc_trade.trend_checks(swept)) == 12
-    five = {("qwen-gh200", preset, 96): {1: result()} for preset in disc_tables.FIVE}
-    assert len(disc_tables.five_checks(five)) == 7
+    assert len(disc_trade.trend_checks(swept)) == 18
+    five = {(world, preset, 96): {1: result()} for world in disc_tables.PAIRS for preset in disc_tables.FIVE}
+    assert len(disc_tables.five_checks(five)) == 14
     stream = {("qwen-gh200", preset, load): {1: result()} for preset in PRESETS for load in (50, 70, 90, 110)}
     assert len(disc_stream.checks_of(stream, {"qwen-gh200": [50, 70, 90, 110]})) == 10
 

@@ -21,6 +21,8 @@ from .disc import CellResult
 
 PEERS = ("vllm_alone", "static_cap", "thunderagent", "thunderagent_state", "admission_only", "oracle")
 N_DRAWS = 2000
+QWEN, MISTRAL = ("qwen-gh200", "qwen-gh200-tight"), ("mistral-h200",)
+"""Worlds made after the paper's two pairs."""
 LONG_WAIT_S = 50.0
 WAITS_MIN = 100
 """Fewer waits than that say nothing about a share of 80 %."""
@@ -199,7 +201,7 @@ def quality_checks(judge: Judge, world: str, load: int) -> list[Check]:
 def oracle_checks(judge: Judge, world: str, load: int) -> list[Check]:
     """The paper's own figures, losses included, in the worlds that were made after its pools."""
     found: list[Check] = []
-    if (world, load) == ("qwen-gh200", 64):
+    if world in QWEN and load == 64:
         for peer, low, high, published in (("thunderagent", 1.5, 2.1, 1.8), ("thunderagent_state", 1.1, 1.7, 1.4)):
             ratio = judge.ratio(world, load, "oracle", peer, "programs_per_h")
             key = f"{world}.{load} oracle/{peer} programs/h"
@@ -207,14 +209,14 @@ def oracle_checks(judge: Judge, world: str, load: int) -> list[Check]:
         ratio = judge.ratio(world, load, "oracle", "thunderagent", "output_tokens_per_h")
         key = f"{world}.{load} oracle/thunderagent output tokens/h"
         found += checked(key, ratio, published=1.5, is_asked=False)
-    if (world, load) == ("mistral-h200", 32):
+    if world in MISTRAL and load == 32:
         ratio = judge.ratio(world, load, "oracle", "thunderagent", "programs_per_h")
         found += checked(f"{world}.{load} oracle/thunderagent programs/h", ratio, high=1.0, published=102 / 107)
-    if (world, load) == ("mistral-h200", 64):
+    if world in MISTRAL and load == 64:
         for ours, theirs, published in (("oracle", "thunderagent", 117 / 84), ("thunderagent", "vllm_alone", 84 / 50)):
             ratio = judge.ratio(world, load, ours, theirs, "programs_per_h")
             found += checked(f"{world}.{load} {ours}/{theirs} programs/h", ratio, low=1.0, published=published)
-    if load == 32 and world in ("qwen-gh200", "mistral-h200"):
+    if load == 32 and world in QWEN + MISTRAL:
         wait = judge.mean(world, load, "oracle", "wait_mean_s")
         found += checked(f"{world}.{load} oracle wait, s", wait, low=50.0, high=130.0)
     return found
