@@ -14,7 +14,8 @@ Models that cost nothing are promised nothing and never refused.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from loadwise.kernel import events as e
 from loadwise.kernel.fact import Fact
@@ -36,7 +37,7 @@ class SpendingState(Fact, frozen=True, kw_only=True):
     n_promises: int
 
 
-class Bill(NamedTuple):
+class Bill(msgspec.Struct, frozen=True):
     """What one attempt has used and cost, as its program is charged."""
 
     prompt_tokens: int
@@ -125,6 +126,9 @@ class Spending:
 
     def settle_attempt(self, owner: Turn | CalledOff, event: e.AttemptEnded, bill: Bill) -> None:
         """An attempt has ended; see the module's word on those that nobody counted."""
+        if self.purse is None:
+            owner.promise = ""
+            return
         is_complete = event.outcome is AttemptOutcome.COMPLETED
         if bill.is_counted and (is_complete or bill.prompt_tokens):
             usd: float | None = bill.usd
