@@ -158,8 +158,11 @@ class JournalWriter:
         self._n_pending_bytes += n_bytes
         self._sequence = sequence
         self._at_s = at_s
-        if commands and self._index is not None:
-            self._archive(self._index, sequence, commands)
+        if self._index is not None:
+            for command in commands:
+                if type(command) is Archive:
+                    self._archive(self._index, sequence, commands)
+                    break
         if self._n_pending_bytes > PENDING_MAX_BYTES:
             self._write()
         return sequence

@@ -76,6 +76,8 @@ class Binding:
             desk.counts.over_budget += len(program.open_turns)
             usd_max = min(desk.spending.cost_max_usd(model, turn, program) for model in models)
             self._ending.fail_program(program, desk.spending.refusal(usd_max, desk.now_s))
+        if len(affordable) == len(models):
+            return affordable, ()
         return affordable, tuple(model for model in models if model not in affordable)
 
     def _ask_selector(self, program: Program, models: list[ModelId], selector: SelectorConfig) -> None:

@@ -126,9 +126,6 @@ class Spending:
 
     def settle_attempt(self, owner: Turn | CalledOff, event: e.AttemptEnded, bill: Bill) -> None:
         """An attempt has ended; see the module's word on those that nobody counted."""
-        if self.purse is None:
-            owner.promise = ""
-            return
         is_complete = event.outcome is AttemptOutcome.COMPLETED
         if bill.is_counted and (is_complete or bill.prompt_tokens):
             usd: float | None = bill.usd
