@@ -27,6 +27,9 @@ def test_what_is_broken_has_status_one(pool: Path, capsys: pytest.CaptureFixture
     assert "something is broken" in ran.out
     assert "cannot be reached at http://127.0.0.1:1/v1" in ran.out
     assert "256 slots assumed" in ran.out
+    heading = ran.out.splitlines()[0].split()
+    assert heading[0] == "backend" and "signals" not in heading  # they have lines of their own
+    assert sum(line.startswith("signals  ") for line in ran.out.splitlines()) == 2
     said = run(capsys, "doctor", pool, "--timeout-s", "1", "--json").json
     assert said["broken"] is True
     assert [backend["name"] for backend in said["backends"]] == ["a", "b.1"]

@@ -185,12 +185,12 @@ def test_a_command_that_cannot_be_carried_out_costs_its_own_turn_only() -> None:
     async def run() -> None:
         async with site(Engine()) as s:
             link = s.gateway.probes[0]._link
-            head, link.model_header = link.model_header, None
+            head, link.head = link.head, None
             for stream in (False, True):
                 answer = await s.chat("p", stream=stream)
                 assert (answer.status, answer.error["code"]) == (500, "internal_error")
                 assert s.reserved() == 0 and s.program("p") is None
-            link.model_header = head
+            link.head = head
             assert (await s.chat("p")).status == 200
 
     heard = run_on_loop(run)

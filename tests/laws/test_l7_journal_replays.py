@@ -4,6 +4,7 @@ import itertools
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loadwise.journal import snapshot
 from loadwise.journal.entry import Header, make_header
 from loadwise.journal.parity import replay
 from loadwise.journal.recover import recover, resume
@@ -181,6 +183,37 @@ def test_l7_another_configuration_is_caught_at_the_first_decision(tmp_path: Path
     report = replay(tmp_path / "j", lambda of: open_stack(config_from_builtins(other.config), of.seed))
     assert report.mismatch is not None
     assert report.mismatch.sequence == 1
+
+
+def test_l6_holds_at_any_pace_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a snapshot is on disk at once, or only when somebody waits for it, the same files are left."""
+    write, begin, wait = snapshot.write_snapshot, snapshot.SnapshotWriter.write, snapshot.SnapshotWriter.wait
+    is_awaited = threading.Event()
+
+    def written_at_once(writer: snapshot.SnapshotWriter, *what: Any) -> None:
+        begin(writer, *what)
+        wait(writer)
+
+    def written_late(*what: Any) -> None:
+        assert is_awaited.wait(30)
+        write(*what)
+
+    def awaited(writer: snapshot.SnapshotWriter) -> None:
+        is_awaited.set()
+        wait(writer)
+        is_awaited.clear()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(snapshot.SnapshotWriter, "write", written_at_once)
+        run(tmp_path / "fast", header("loadwise"), SCRIPT)
+    monkeypatch.setattr(snapshot, "write_snapshot", written_late)
+    monkeypatch.setattr(snapshot.SnapshotWriter, "wait", awaited)
+    run(tmp_path / "slow", header("loadwise"), SCRIPT)
+    fast, slow = (
+        {p.name: p.read_bytes() for p in (tmp_path / pace).iterdir() if p.name != "lock"} for pace in ("fast", "slow")
+    )
+    assert fast == slow
+    assert sum(name.endswith(".snapshot") for name in fast) >= snapshot.SNAPSHOTS_KEPT
 
 
 def test_l7_and_l6_hold_under_any_hash_seed(tmp_path: Path) -> None:

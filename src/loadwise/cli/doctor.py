@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 DESCRIPTION = "Reach every backend of a pool file, read its signals, and say what is missing or wrong. Changes nothing."
 
 _STYLE_BY_LEVEL = {"ok": "green", "note": "", "warning": "yellow", "broken": "bold red"}
-_HEADINGS = ("backend", "model", "engine", "reached", "capacity", "signals", "priority")
+_HEADINGS = ("backend", "model", "engine", "reached", "capacity", "priority")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         _draw(diagnosis)
     else:
         put(columns([_HEADINGS, *map(_cells, diagnosis.backends)]))
-        put(columns([(f.level, f.subject, f.text) for f in diagnosis.findings]))
+        put(columns([*map(_signals, diagnosis.backends), *((f.level, f.subject, f.text) for f in diagnosis.findings)]))
         put("something is broken" if diagnosis.is_broken else "nothing is broken")
     return 1 if diagnosis.is_broken else 0
 
@@ -58,12 +58,17 @@ def _cells(report: "BackendReport") -> tuple[str, ...]:
     reached = f"{report.latency_ms:.0f} ms" if report.latency_ms is not None else "no"
     assumed = "" if report.is_capacity_declared else " assumed"
     capacity = f"{report.capacity} {report.capacity_unit}{assumed}"
+    return (report.name, report.model, report.engine, reached, capacity, report.priority)
+
+
+def _signals(report: "BackendReport") -> tuple[str, str, str]:
+    """What a backend tells, as a line among the findings: in a column it would make every row as long."""
     signals = " ".join(f"{name}={value:g}" for name, value in report.signals.items()) or "none"
     if report.signals_age_s is not None and report.signals:
         signals += f" ({report.signals_age_s:.1f} s old)"
     if report.missing_signals:
         signals += f"; unknown: {' '.join(report.missing_signals)}"
-    return (report.name, report.model, report.engine, reached, capacity, signals, report.priority)
+    return ("signals", report.name, signals)
 
 
 def _draw(diagnosis: "Diagnosis") -> None:
@@ -79,6 +84,8 @@ def _draw(diagnosis: "Diagnosis") -> None:
     for report in diagnosis.backends:
         backends.add_row(*map(Text, _cells(report)))
     findings = Table(box=None, show_header=False, pad_edge=False)
+    for report in diagnosis.backends:
+        findings.add_row(*map(Text, _signals(report)))
     for finding in diagnosis.findings:
         level = Text(finding.level, style=_STYLE_BY_LEVEL[finding.level])
         findings.add_row(level, Text(finding.subject), Text(finding.text))

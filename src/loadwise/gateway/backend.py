@@ -44,8 +44,9 @@ class BackendLink:
             raise ConfigError(f"backend {spec.name!r}: url {spec.url!r}: {error}") from error
         self.spec = spec
         self.served_model = spec.served_model or spec.model
-        self.model_header = header_text(spec.model)
-        self.name_header = header_text(spec.name)
+        names = header_text(spec.model), header_text(spec.name)
+        self.head = b"x-loadwise-model: %b\r\nx-loadwise-backend: %b\r\n" % names
+        """What a client is told of it with every answer."""
         self.meter = ApiMeter(spec.requests_per_minute) if spec.engine == "api" else None
         """Of a paid API, which shows nothing itself."""
         self.request_headers = b"content-type: application/json\r\naccept: */*\r\n" + self._key(environment)

@@ -18,8 +18,11 @@ class _Chunk(msgspec.Struct):
 
 
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode
-_USAGE_OBJECT = re.compile(rb'"usage"\s*:\s*\{')
-_DONE = re.compile(rb"(?:^|[\r\n])data: ?\[DONE\][ \t]*[\r\n]")
+# Marks are found by their bytes and then looked at: a pattern would be tried at every byte of what came in one read.
+_USAGE = b'"usage"'
+_OBJECT_AFTER = re.compile(rb"\s*:\s*\{")
+_DONE = b"[DONE]"
+_AFTER_DONE = re.compile(rb"[ \t]*[\r\n]")
 
 EVENT_MAX_BYTES = 4 * 1024 * 1024
 """One event of a stream that has not ended; beyond it the bytes go through unread."""
@@ -61,11 +64,13 @@ class EventStream:
         if not data:
             return data
         self.n_bytes += len(data)
-        if b'"usage"' in data and _USAGE_OBJECT.search(data):
-            data = self._take_usage(data)
-        if b"[DONE]" in data and (found := _DONE.search(data)):
+        usage_at = _usage_at(data, 0)
+        if usage_at >= 0:
+            data = self._take_usage(data, usage_at)
+        done_at = _done_at(data)
+        if done_at >= 0:
             self.is_done = True
-            data = data[: _first_event_end(data, found.start() + 1)]
+            data = data[: _first_event_end(data, done_at)]
         return data
 
     def finish(self) -> bytes:
@@ -76,11 +81,11 @@ class EventStream:
         self.is_done = True
         return b"data: [DONE]\n\n"
 
-    def _take_usage(self, data: bytes) -> bytes:
+    def _take_usage(self, data: bytes, usage_at: int) -> bytes:
         """Read usage from the events that carry it; drop an event that carries nothing else if we asked for it."""
         kept: list[bytes] = []
         done = 0
-        for start, end in _events_with_usage(data):
+        for start, end in _events_with_usage(data, usage_at):
             if self._reads_usage(data[start:end]) and self.drops_usage:
                 kept.append(data[done:start])
                 done = end
@@ -88,8 +93,6 @@ class EventStream:
 
     def _reads_usage(self, event: bytes) -> bool:
         """Whether the event carries usage and nothing else; remembers the usage."""
-        if not _USAGE_OBJECT.search(event):
-            return False
         lines = [line[5:].strip() for line in event.splitlines() if line.startswith(b"data:")]
         payload = b"\n".join(lines)
         try:
@@ -106,13 +109,38 @@ class EventStream:
         return not choices
 
 
-def _last_event_end(data: bytes) -> int:
-    """Where the last whole event ends, 0 where none does."""
-    if data.endswith(b"\n\n"):
-        return len(data)
-    plain = data.rfind(b"\n\n")
-    carriage = data.rfind(b"\r\n\r\n")
-    return max(plain + 2 if plain >= 0 else 0, carriage + 4 if carriage >= 0 else 0)
+def _done_at(data: bytes) -> int:
+    """Where the end mark of a stream stands, on a line of its own as `data: [DONE]`; -1 where there is none.
+
+    >>> _done_at(b"data: [DONE]\\n\\n"), _done_at(b'data: "data: [DONE]"\\n\\n')
+    (6, -1)
+    """
+    at = data.find(_DONE)
+    while at >= 0:
+        start = at - 6 if data.endswith(b"data: ", 0, at) else at - 5 if data.endswith(b"data:", 0, at) else -1
+        is_at_start = start == 0 or (start > 0 and data[start - 1] in b"\r\n")
+        if is_at_start and _AFTER_DONE.match(data, at + len(_DONE)):
+            return at
+        at = data.find(_DONE, at + 1)
+    return -1
+
+
+def _usage_at(data: bytes, start: int) -> int:
+    """Where a field `usage` that holds an object begins, from `start` on; -1 where none does."""
+    at = data.find(_USAGE, start)
+    while at >= 0 and _OBJECT_AFTER.match(data, at + len(_USAGE)) is None:
+        at = data.find(_USAGE, at + 1)
+    return at
+
+
+def _last_event_end(data: bytes, start: int = 0, end: int | None = None) -> int:
+    """Where the last whole event of a part of `data` ends; where the part begins, if none does."""
+    end = len(data) if end is None else end
+    if data.endswith(b"\n\n", start, end):
+        return end
+    plain = data.rfind(b"\n\n", start, end)
+    carriage = data.rfind(b"\r\n\r\n", max(plain, start), end)
+    return carriage + 4 if carriage >= 0 else plain + 2 if plain >= 0 else start
 
 
 def _last_line_end(data: bytes) -> int:
@@ -124,17 +152,17 @@ def _last_line_end(data: bytes) -> int:
 
 def _first_event_end(data: bytes, start: int) -> int:
     """Where the event that holds `start` ends, with its blank line."""
-    plain, carriage = data.find(b"\n\n", start), data.find(b"\r\n\r\n", start)
-    ends = [at for at in (plain + 2 if plain >= 0 else 0, carriage + 4 if carriage >= 0 else 0) if at]
-    return min(ends, default=len(data))
+    plain = data.find(b"\n\n", start)
+    end = plain + 2 if plain >= 0 else len(data)
+    carriage = data.find(b"\r\n\r\n", start, end)  # no further: else many events in one read cost its square
+    return carriage + 4 if carriage >= 0 else end
 
 
-def _events_with_usage(data: bytes) -> Iterator[tuple[int, int]]:
-    """Where events that mention a usage object begin and end, each with its blank line."""
+def _events_with_usage(data: bytes, usage_at: int) -> Iterator[tuple[int, int]]:
+    """Where events that mention a usage object begin and end, each with its blank line; the first at `usage_at`."""
     end = 0
-    for match in _USAGE_OBJECT.finditer(data):
-        if match.start() < end:
-            continue
-        start = _last_event_end(data[end : match.start()]) + end
-        end = _first_event_end(data, match.end())
+    while usage_at >= 0:
+        start = _last_event_end(data, end, usage_at)
+        end = _first_event_end(data, usage_at)
         yield start, end
+        usage_at = _usage_at(data, end)

@@ -117,13 +117,14 @@ class Host:
         Args:
             then: hears why not where the event is not in the journal: it must not be acknowledged.
         """
-        self._queue.append((event, then))
+        queue = self._queue
+        queue.append((event, then))
         if self._is_draining:
             return
         self._is_draining = True
         try:
-            while self._queue:
-                event, then = self._queue.popleft()
+            while queue:
+                event, then = queue.popleft()
                 self._handle(event)
                 if then is not None:
                     self._call(then)
@@ -167,9 +168,11 @@ class Host:
             return False
         try:
             journal.append(event, commands)
-            if commands and _has_decision(commands):
-                journal.flush()
-            elif not self._is_flush_due:
+            for command in commands:
+                if type(command) is c.RecordDecision:
+                    journal.flush()
+                    return True
+            if not self._is_flush_due:
                 self._is_flush_due = True
                 self._loop.call_soon(self._flush)
         except Exception as error:
@@ -306,7 +309,3 @@ class Host:
             handle.cancel()
         self._timer_by_name.clear()
         self._flush()
-
-
-def _has_decision(commands: list[c.Command]) -> bool:
-    return any(type(command) is c.RecordDecision for command in commands)

@@ -82,7 +82,11 @@ def named_program(headers: Mapping[bytes, bytes], request: ModelRequest) -> Prog
 
 def is_final(headers: Mapping[bytes, bytes]) -> bool:
     """Whether the client says that the program ends with this turn."""
-    return any(headers.get(name, b"0").strip().lower() in (b"1", b"true") for name in FINAL_HEADERS)
+    for name in FINAL_HEADERS:
+        value = headers.get(name)
+        if value is not None and value.strip().lower() in (b"1", b"true"):
+            return True
+    return False
 
 
 def _text(value: bytes, name: str) -> str:

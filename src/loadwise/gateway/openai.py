@@ -160,8 +160,11 @@ class ModelRequest:
     @property
     def n_answers(self) -> int:
         """How many answers are asked for at once; one where that cannot be told, for the engine refuses such a call."""
-        counts = [self._count(name) for name in ("n", "best_of") if name in self._fields]
-        return max(1, *counts) * self._n_prompts() if counts else self._n_prompts()
+        fields = self._fields
+        n = self._count("n") if "n" in fields else 1
+        if "best_of" in fields:
+            n = max(n, self._count("best_of"))
+        return n if "messages" in fields else n * self._n_prompts()
 
     def _count(self, name: str) -> int:
         said = read_leniently(self._fields[name])
@@ -170,7 +173,7 @@ class ModelRequest:
     def _n_prompts(self) -> int:
         """A list of texts, or of lists of tokens, is so many prompts; a list of tokens is one."""
         raw = self._fields.get("prompt")
-        if raw is None or "messages" in self._fields:
+        if raw is None:
             return 1
         begin = bytes(memoryview(raw)[:64])  # a view: there may be a great many tokens
         if begin[:1] != b"[" or begin[1:].lstrip()[:1] not in (b'"', b"["):

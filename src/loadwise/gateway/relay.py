@@ -44,6 +44,7 @@ BUSY_STATUS = 429
 """Our own connections are all in use: told to the router as an answer that asks for patience and blames nobody, for it
 has no word of its own for it; the client hears 503."""
 ERROR_ANSWER_MAX_BYTES = 1024 * 1024
+_PASSED = (b"x-request-id", b"x-ratelimit-", b"openai-")
 EVENT_BYTES = 200
 """Bytes of a usual one-token event, for estimates where the engine sends no usage."""
 
@@ -158,23 +159,29 @@ class Relay:
 
     def dispatch(self, command: c.Dispatch) -> None:
         """Send the request to the backend that was chosen."""
-        self._clear()
-        self._stop_commenting()
+        turns = self._turns
+        if command.attempt > 1:
+            self._clear()
+        if self._keep_alive is not None:
+            self._stop_commenting()
         self._number = command.attempt
-        link = self._turns.link(command.backend_id)
-        self._head = b"x-loadwise-program: %b\r\nx-loadwise-model: %b\r\nx-loadwise-backend: %b\r\n" % (
-            self._turns.header_text(command.program_id),
-            link.model_header,
-            link.name_header,
-        ) + b"x-loadwise-decision: %d\r\nx-loadwise-wait-ms: %d\r\n" % (command.decision_id, command.wait_s * 1000.0)
-        body = self._request.encode(link.served_model, link.engine_priority(command.priority))
-        self._stop_meter()
+        link = turns.links[command.backend_id]
+        self._head = b"x-loadwise-program: %b\r\n%bx-loadwise-decision: %d\r\nx-loadwise-wait-ms: %d\r\n" % (
+            turns.header_text(command.program_id),
+            link.head,
+            command.decision_id,
+            command.wait_s * 1000.0,
+        )
+        priority = link.engine_priority(command.priority) if command.priority else None
+        body = self._request.encode(link.served_model, priority)
+        if self._meter is not None:
+            self._stop_meter()
         if link.meter is not None:
-            self._meter, self._sent_at_s = link.meter, self._turns.host.now_s()
+            self._meter, self._sent_at_s = link.meter, turns.host.now_s()
             link.meter.sent(self._sent_at_s)
         self._attempt = link.upstream.send(b"POST", self._path, link.request_headers, body, self)
         if command.attempt == 1:
-            self._turns.note_overhead(self._turns.host.now_s() - self.received_at_s - command.wait_s)
+            turns.note_overhead(turns.host.now_s() - self.received_at_s - command.wait_s)
 
     def cancel(self) -> None:
         """Close the engine's connection, so that it stops."""
@@ -241,7 +248,7 @@ class Relay:
             self._meter.heard(self._turns.host.now_s(), headers)
         if status < 400 and headers.get(b"content-type", b"").startswith(b"text/event-stream"):
             self._events = EventStream(drops_usage=self._request.adds_usage)
-            if self.conversation is not None or self._turns.is_kept(self.program_id):
+            if self.conversation is not None or self._is_kept():
                 self._replies = StreamedReplies()
 
     def on_body(self, data: bytes) -> None:
@@ -299,7 +306,7 @@ class Relay:
         self._exchange.end()
         usage = events.usage or self._estimate(events.n_bytes // EVENT_BYTES)
         replies = [] if self._replies is None else self._replies.replies()
-        if self._turns.is_kept(self.program_id):
+        if self._is_kept():
             self._keep(first_text(replies))
         self._complete(usage, replies)
 
@@ -330,7 +337,7 @@ class Relay:
         head = b"content-type: %b\r\n%b%b" % (kind, self._head, self._passed_headers())
         self._exchange.respond(self._answer_status, head, body)
         replies = [] if self.conversation is None else whole_replies(body)
-        if self._turns.is_kept(self.program_id):
+        if self._is_kept():
             self._keep(answer_text(body))
         self._complete(usage or self._estimate(len(body) // BYTES_PER_TOKEN), replies)
 
@@ -346,6 +353,11 @@ class Relay:
         self._break_stream(f"the engine broke off its answer ({kind}: {detail})", "upstream_broken")
         self._fail(_OUTCOME_BY_KIND.get(kind, AttemptOutcome.BROKEN), detail)
 
+    def _is_kept(self) -> bool:
+        """Whether a verifier will need the text of the answer."""
+        judging = self._turns.judging
+        return judging is not None and judging.is_kept(self.program_id)
+
     def _keep(self, answer: str | None) -> None:
         judging = self._turns.judging
         assert judging is not None
@@ -353,12 +365,11 @@ class Relay:
 
     def _passed_headers(self) -> bytes:
         """Headers of the engine that a client may care for."""
-        lines = [
-            b"%b: %b\r\n" % (name, value)
-            for name, value in self._answer_headers.items()
-            if name.startswith((b"x-request-id", b"x-ratelimit-", b"openai-"))
-        ]
-        return b"".join(lines)
+        lines = b""
+        for name, value in self._answer_headers.items():
+            if name.startswith(_PASSED):
+                lines += b"%b: %b\r\n" % (name, value)
+        return lines
 
     def _break_stream(self, message: str, code: str) -> None:
         """End a stream that has begun: in band, well formed, without [DONE]."""
@@ -375,14 +386,17 @@ class Relay:
 
     def _complete(self, usage: Usage, replies: list[object]) -> None:
         turns = self._turns
-        self._stop_meter(is_answered=True)
+        host = turns.host
+        if self._meter is not None:
+            self._stop_meter(is_answered=True)
         if turns.judging is not None:
             turns.judging.forget_unrun(self.program_id)
-        turns.settle(self, replies)
-        turns.host.relay_by_turn.pop(self.turn_id, None)
-        turns.host.post(
+        if self.conversation is not None:
+            turns.settle(self, replies)
+        host.relay_by_turn.pop(self.turn_id, None)
+        host.post(
             e.AttemptEnded(
-                at_s=turns.host.now_s(),
+                at_s=host.now_s(),
                 turn_id=self.turn_id,
                 attempt=self._number,
                 outcome=AttemptOutcome.COMPLETED,

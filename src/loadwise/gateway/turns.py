@@ -74,10 +74,6 @@ class Turns:
         self.n_types_by_origin = dict.fromkeys(("named", "told", "abstained", "none"), 0)
         """First requests by where their task type comes from."""
 
-    def link(self, backend_id: BackendId) -> BackendLink:
-        """The way to a backend."""
-        return self.links[backend_id]
-
     def header_text(self, program_id: ProgramId) -> bytes:
         """A program id as a header value."""
         return header_text(program_id)
@@ -157,7 +153,8 @@ class Turns:
             self.host.post(self._as_read(arrival, reading))
         else:
             self.host.post(arrival)
-        relay.await_place()
+        if request.is_stream:
+            relay.await_place()
 
     def ask_inside(self, exchange: Exchange, program_id: ProgramId, body: bytes, *, tenant: str) -> None:
         """Open a turn of our own: a program without task type, so that nobody judges it.
@@ -191,10 +188,6 @@ class Turns:
                 tenant=tenant,
             )
         )
-
-    def is_kept(self, program_id: ProgramId) -> bool:
-        """Whether the text of a program's answers is needed."""
-        return self.judging is not None and self.judging.is_kept(program_id)
 
     def _enter(self, relay: Relay) -> TurnId:
         """Give the turn its number, at the last moment: one that never arrives at the stack uses up none."""

@@ -51,6 +51,8 @@ def usage_of(said: Any) -> Usage | None:
 
 def _count(value: Any) -> int | None:
     """A number of tokens, or None where it is none, or more than any engine can have counted."""
+    if type(value) is int and 0 <= value <= CONTEXT_MAX_TOKENS:
+        return value
     if isinstance(value, bool) or not isinstance(value, int | float) or not value <= CONTEXT_MAX_TOKENS:
         return None
     n_tokens = int(max(value, 0))

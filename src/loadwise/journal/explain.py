@@ -18,6 +18,7 @@ from loadwise.kernel.commands import (
 from loadwise.kernel.events import ProgramEnded, TurnArrived, VerdictArrived
 from loadwise.kernel.fact import Fact
 from loadwise.kernel.work import EndReason, TurnOutcome, Verdict
+from loadwise.policy.picking import TIE_RATIO
 
 from .concern import Concerning
 from .entry import Entry
@@ -311,8 +312,21 @@ def _decision_lines(decision: DecisionExplained) -> Iterator[str]:
         yield f"  {mark} {candidate.candidate}: {', '.join((*numbers, load))}"
         for signal in candidate.signals:
             yield f"      {signal.name} = {_number(signal.value)}, {signal.age_s:.3f} s old"
+    best = _better_scored(decision)
+    if best is not None:
+        yield f"    explored: {best} has the higher score"
     for model in decision.unaffordable:
         yield f"    {model}: left out, the budget of dollars per hour does not allow it now"
+
+
+def _better_scored(decision: DecisionExplained) -> str | None:
+    """Who has a higher score than whom the policy chose: it explored. None where nobody has, or it was not free."""
+    scores = {c.candidate: c.score for c in decision.candidates if c.score is not None}
+    chosen = scores.get(decision.chosen)
+    if decision.reason != "policy" or chosen is None:
+        return None
+    best = max(scores, key=lambda name: scores[name])
+    return best if scores[best] - chosen > TIE_RATIO * max(1.0, abs(scores[best])) else None
 
 
 def _from(decision: DecisionExplained) -> str:

@@ -97,7 +97,11 @@ class SnapshotWriter:
         self._thread: threading.Thread | None = None
 
     def write(self, number: int, snapshot: Snapshot) -> None:
-        """Begin to write; waits for the one before. A failure is a message: the journal is whole without it."""
+        """Begin to write, then prune; waits for the one before. A failure is a message: the journal is whole without.
+
+        Pruned only once it is on disk, so that there is always one to fall back to, and the same ones stay however
+        long the disk takes.
+        """
         self.wait()
         self._thread = threading.Thread(target=self._write, args=(number, snapshot), name="journal-snapshot")
         self._thread.start()
@@ -113,3 +117,5 @@ class SnapshotWriter:
             write_snapshot(self._path, number, snapshot)
         except OSError as error:
             self._tell(f"snapshot of segment {number} was not written: {error}")
+        with contextlib.suppress(OSError):
+            prune_snapshots(self._path)

@@ -158,8 +158,11 @@ class JournalWriter:
         self._n_pending_bytes += n_bytes
         self._sequence = sequence
         self._at_s = at_s
-        if commands and self._index is not None:
-            self._archive(self._index, sequence, commands)
+        if self._index is not None:
+            for command in commands:
+                if type(command) is Archive:
+                    self._archive(self._index, sequence, commands)
+                    break
         if self._n_pending_bytes > PENDING_MAX_BYTES:
             self._write()
         return sequence
@@ -223,24 +226,27 @@ class JournalWriter:
         self.sync_written()
         is_indexed = self._write_index()
         self._begin_segment(self._number + 1, self.header)
-        self._take_snapshot()
+        # What is dropped depends on which snapshots there are, never on how far the writing of one has come.
+        self._snapshots.wait()
         if is_indexed:
             self._drop_old_segments()
-        else:
+        if not self._take_snapshot():
             prune_snapshots(self.path)
 
-    def _take_snapshot(self) -> None:
+    def _take_snapshot(self) -> bool:
+        """Whether one is on its way, after which older ones are pruned."""
         if self.dump is None:
-            return
+            return False
         if self._count_unjournaled() != self._n_unjournaled:
             self.tell(f"segment {self._number} has no snapshot: the machine has handled events that are not journaled")
-            return
+            return False
         try:
             state = self.dump()
         except Exception as error:  # the journal is whole without it
             self.tell(f"segment {self._number} has no snapshot: the machine could not be dumped ({error})")
-        else:
-            self._snapshots.write(self._number, Snapshot.of(self.header, state))
+            return False
+        self._snapshots.write(self._number, Snapshot.of(self.header, state))
+        return True
 
     def close(self) -> None:
         """Write and sync what is pending, take the last snapshot, let another writer in."""
@@ -386,7 +392,6 @@ class JournalWriter:
             for number, path in files.list_segments(self.path):
                 if number < limit:
                     path.unlink(missing_ok=True)
-        prune_snapshots(self.path)
 
     def _fail(self, what: str) -> JournalError:
         self._failure = what

@@ -149,9 +149,8 @@ def price_usd(price: Price, prompt_tokens: int, completion_tokens: int, cached_t
     0.00164
     """
     cached_rate = price.input if price.cached_input is None else price.cached_input
-    fresh_tokens = max(prompt_tokens - cached_tokens, 0)
-    cached = min(cached_tokens, prompt_tokens)
-    return (fresh_tokens * price.input + cached * cached_rate + completion_tokens * price.output) / 1e6
+    cached = cached_tokens if cached_tokens < prompt_tokens else prompt_tokens
+    return ((prompt_tokens - cached) * price.input + cached * cached_rate + completion_tokens * price.output) / 1e6
 
 
 __all__ = [

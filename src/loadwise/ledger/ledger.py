@@ -196,9 +196,9 @@ class Ledger:
 
     def headroom_ratio(self, backend_id: str, *, at_s: float) -> float:
         """Share of the admission limit that is still free; <= 0 when admission has stopped."""
-        account = self.account_by_backend[backend_id]
-        free = self.headroom(backend_id, at_s=at_s) - (account.capacity - self.limit(backend_id))
-        return free / max(self.limit(backend_id), 1)
+        limit = self.limit(backend_id)
+        free = self.headroom(backend_id, at_s=at_s) - (self.account_by_backend[backend_id].capacity - limit)
+        return free / max(limit, 1)
 
     def frees_at_s(self, backend_id: str, *, at_s: float) -> float | None:
         """When, after `at_s`, time alone frees something here: the oldest request leaves the rate window. Or None."""

@@ -125,6 +125,8 @@ class _Linear:
         self._off_by_name: dict[str, float] = {}
         self._seen_by_name: dict[str, Vector] = {}
         self._component_scale = options.component_scale if options.n_components else 1.0
+        self._scales: Vector = np.ones(0)
+        """By feature, for contexts as long as the last one."""
         self._primed = None if prior is None else Primed(prior, options.prior_strength)
         n_features = options.n_features if self._primed is None else self._primed.n_features
         self.ridge = DisjointRidge(n_features=n_features, ridge=options.ridge, gram=options.gram)
@@ -167,10 +169,13 @@ class _Linear:
             return self._primed.scaled(self._primed.expanded(x))
         if self._component_scale == 1.0:
             return x
-        vector = np.array(x, dtype=np.float64)
-        if vector.ndim == 1 and len(vector) > self._n_components:  # another shape is for the learner to refuse
-            vector[len(vector) - self._n_components :] *= self._component_scale
-        return vector
+        vector: Vector = np.asarray(x, dtype=np.float64)
+        if vector.shape != self._scales.shape:
+            if vector.ndim != 1 or len(vector) <= self._n_components:
+                return vector  # another shape is for the learner to refuse
+            self._scales = np.ones(len(vector))
+            self._scales[len(vector) - self._n_components :] = self._component_scale
+        return vector * self._scales
 
     def observe(self, decision_id: int, candidate: str, x: Vector) -> None:
         """The decision enters V."""

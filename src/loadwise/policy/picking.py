@@ -64,7 +64,9 @@ def explored_propensities(argmax: int, n_candidates: int, floor: float) -> tuple
     (0.01, 0.99)
     """
     share = floor / n_candidates
-    return tuple((1.0 - floor) + share if index == argmax else share for index in range(n_candidates))
+    propensities = [share] * n_candidates
+    propensities[argmax] += 1.0 - floor
+    return tuple(propensities)
 
 
 def certain(chosen: int, n_candidates: int) -> tuple[float, ...]:

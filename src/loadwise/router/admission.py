@@ -282,7 +282,11 @@ class Admission:
     def _note_start(self, backend_id: BackendId, at_s: float) -> None:
         """A program, or a turn of its own account, has got a place."""
         accounts = self.ledger.account_by_backend
-        usable = self._backends.usable(self.books.model_by_backend[backend_id], at_s)
+        model_id = self.books.model_by_backend[backend_id]
+        if len(self._backends.all_of(model_id)) == 1:
+            self._backends.note_start(backend_id, {backend_id: len(accounts[backend_id].amount_by_key)})
+            return
+        usable = self._backends.usable(model_id, at_s)
         n_by_replica = {b: len(accounts[b].amount_by_key) for b in dict.fromkeys([*usable, backend_id])}
         self._backends.note_start(backend_id, n_by_replica)
 

@@ -21,15 +21,16 @@ class Agenda:
     """
 
     def __init__(self) -> None:
-        self._due_by_key: dict[str, tuple[float, int]] = {}
+        self._entry_by_key: dict[str, tuple[float, int, str]] = {}
+        """Each key's live entry in the heap: the very one, so that a dead one is told by identity."""
         self._heap: list[tuple[float, int, str]] = []
         self._serial = 0
 
     def __len__(self) -> int:
-        return len(self._due_by_key)
+        return len(self._entry_by_key)
 
     def __contains__(self, key: str) -> bool:
-        return key in self._due_by_key
+        return key in self._entry_by_key
 
     def schedule(self, key: str, due_at_s: float) -> None:
         """Make `key` due at `due_at_s`, instead of whenever it was due before.
@@ -40,24 +41,24 @@ class Agenda:
         if not due_at_s < math.inf:  # a NaN at the heap's top would block all others
             raise LawBroken("L15", f"{key!r} would be due at {due_at_s!r} s")
         self._serial += 1
-        self._due_by_key[key] = (due_at_s, self._serial)
-        heapq.heappush(self._heap, (due_at_s, self._serial, key))
-        if len(self._heap) > 2 * len(self._due_by_key) + 64:
-            self._heap = [(due, serial, name) for name, (due, serial) in self._due_by_key.items()]
+        entry = self._entry_by_key[key] = (due_at_s, self._serial, key)
+        heapq.heappush(self._heap, entry)
+        if len(self._heap) > 2 * len(self._entry_by_key) + 64:
+            self._heap = list(self._entry_by_key.values())
             heapq.heapify(self._heap)
 
     def cancel(self, key: str) -> None:
         """Forget `key`; unknown keys are fine."""
-        self._due_by_key.pop(key, None)
+        self._entry_by_key.pop(key, None)
 
     @property
     def next_at_s(self) -> float | None:
         """When something is due next, or None."""
         heap = self._heap
         while heap:
-            due_at_s, serial, key = heap[0]
-            if self._due_by_key.get(key) == (due_at_s, serial):
-                return due_at_s
+            entry = heap[0]
+            if self._entry_by_key.get(entry[2]) is entry:
+                return entry[0]
             heapq.heappop(heap)
         return None
 
@@ -66,18 +67,17 @@ class Agenda:
         due: list[str] = []
         while (next_at_s := self.next_at_s) is not None and next_at_s <= now_s:
             _, _, key = heapq.heappop(self._heap)
-            del self._due_by_key[key]
+            del self._entry_by_key[key]
             due.append(key)
         return due
 
     def dump(self) -> list[tuple[str, float]]:
         """Pending keys and due times in the order in which they would fire."""
-        ordered = sorted((due, serial, key) for key, (due, serial) in self._due_by_key.items())
-        return [(key, due) for due, _, key in ordered]
+        return [(key, due_at_s) for due_at_s, _, key in sorted(self._entry_by_key.values())]
 
     def load(self, pending: list[tuple[str, float]]) -> None:
         """Replace the content by a dumped one."""
-        self._due_by_key.clear()
+        self._entry_by_key.clear()
         self._heap.clear()
         for key, due_at_s in pending:
             self.schedule(key, due_at_s)

@@ -156,7 +156,7 @@ class Arriving:
             n_answers=max(1, clamped_tokens(event.n_answers)),
             is_final=event.is_final,
             priority=event.priority,
-            deadline_at_s=self._deadline_at_s(event),
+            deadline_at_s=None if event.deadline_at_s is None else self._deadline_at_s(event.deadline_at_s),
             arrived_at_s=event.at_s,
         )
         self._desk.turns[event.turn_id] = turn
@@ -165,14 +165,14 @@ class Arriving:
         self._desk.table.wake(event.program_id)
         return turn
 
-    def _deadline_at_s(self, event: e.TurnArrived) -> float | None:
-        if event.deadline_at_s is None or math.isfinite(event.deadline_at_s):
-            return event.deadline_at_s
+    def _deadline_at_s(self, said_at_s: float) -> float | None:
+        if math.isfinite(said_at_s):
+            return said_at_s
         self._desk.counts.malformed += 1
         return None
 
     def _next_turn(self, program: Program, event: e.TurnArrived) -> None:
-        if event.model == e.AUTO:
+        if event.model == e.AUTO and self._desk.config.escalation is not None:
             self._escalation.rebind_stuck(program)
         turn = self._new_turn(program, event)
         if program.model is None:

@@ -103,9 +103,9 @@ class Attempts:
         """What the attempt has used, as far as that can be true; the money it was promised is settled."""
         assert turn.model is not None
         desk, usage = self._desk, event.usage
-        prompt_tokens = usage.prompt_tokens if usage.is_exact else turn.prompt_tokens
         is_counted = usage.is_exact
-        if usage.is_exact:
+        prompt_tokens = usage.prompt_tokens if is_counted else turn.prompt_tokens
+        if is_counted:
             limit_tokens = desk.backends.tokens_max(turn.model, backend_id)
             if not usage_can_be_true(usage, limit_tokens):
                 is_counted = False
@@ -117,7 +117,8 @@ class Attempts:
         usd = price_usd(desk.backends.price(turn.model), prompt_tokens, completion_tokens, cached_tokens)
         is_misread = event.usage.is_exact and not is_counted
         bill = Bill(prompt_tokens, completion_tokens, cached_tokens, usd, is_counted, is_misread)
-        desk.spending.settle_attempt(turn, event, bill)
+        if desk.spending.purse is not None:
+            desk.spending.settle_attempt(turn, event, bill)
         return bill
 
     def _charge(self, program: Program, bill: Bill) -> int:

@@ -135,7 +135,12 @@ class Backends:
 
     def usable(self, model_id: ModelId, now_s: float) -> list[BackendId]:
         """Backends of a model that take new programs, in the order of the pool file."""
-        return [b for b in self._ids_by_model.get(model_id, ()) if self.is_usable(b, now_s)]
+        usable = []
+        for backend_id in self._ids_by_model.get(model_id, ()):
+            state = self.by_id[backend_id]
+            if state.health is BackendHealth.UP and state.quiet_until_s <= now_s and state.trial_turn_id is None:
+                usable.append(backend_id)
+        return usable
 
     def note_start(self, backend_id: BackendId, n_by_replica: dict[BackendId, int]) -> None:
         """A program has got a place there.

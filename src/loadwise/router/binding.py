@@ -76,6 +76,8 @@ class Binding:
             desk.counts.over_budget += len(program.open_turns)
             usd_max = min(desk.spending.cost_max_usd(model, turn, program) for model in models)
             self._ending.fail_program(program, desk.spending.refusal(usd_max, desk.now_s))
+        if len(affordable) == len(models):
+            return affordable, ()
         return affordable, tuple(model for model in models if model not in affordable)
 
     def _ask_selector(self, program: Program, models: list[ModelId], selector: SelectorConfig) -> None:
@@ -167,8 +169,11 @@ class Binding:
 
     def _first_turn(self, program: Program) -> Turn | None:
         """The turn that will run on the model that is chosen; None where all are pinned elsewhere."""
-        turns = (self._desk.turns[turn_id] for turn_id in program.open_turns)
-        return next((turn for turn in turns if turn.pinned_model is None), None)
+        for turn_id in program.open_turns:
+            turn = self._desk.turns[turn_id]
+            if turn.pinned_model is None:
+                return turn
+        return None
 
     def _place_waiting(self, program: Program) -> None:
         desk = self._desk

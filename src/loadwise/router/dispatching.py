@@ -32,7 +32,7 @@ class Dispatching:
         """Dispatch the turn, hold it, or refuse it."""
         desk = self._desk
         assert turn.model is not None
-        refusal = desk.spending.cover(turn, program, desk.now_s)
+        refusal = None if desk.spending.purse is None else desk.spending.cover(turn, program, desk.now_s)
         if refusal is not None:
             self._refuse_for_money(turn, program, refusal)
             return
@@ -126,7 +126,7 @@ class Dispatching:
                 priority=turn.priority,
             )
         )
-        if not turn.is_side:
+        if program.admitted_at_s is None and not turn.is_side:
             self._note_admitted(program)
         if program.is_reserved and program.backend_id != place:
             self._settle_in(program)
@@ -135,16 +135,15 @@ class Dispatching:
     def _note_admitted(self, program: Program) -> None:
         """The program starts: its run time is counted from here, and its budget where that does not begin sooner."""
         desk = self._desk
-        if program.admitted_at_s is None:
-            program.admitted_at_s = desk.now_s
-            if program.forecast is not None:
-                desk.divert.errors.learn(program.forecast, realised_s=desk.now_s - program.forecast_from_s)
-                program.forecast = None
-            program.estimates = {}
-            if program.budget_s is not None:
-                program.budget_ends_at_s = desk.now_s + program.budget_s
-                desk.agenda.schedule(f"budget:{program.program_id}", desk.now_s + program.budget_s)
-                program.budget_s = None
+        program.admitted_at_s = desk.now_s
+        if program.forecast is not None:
+            desk.divert.errors.learn(program.forecast, realised_s=desk.now_s - program.forecast_from_s)
+            program.forecast = None
+        program.estimates = {}
+        if program.budget_s is not None:
+            program.budget_ends_at_s = desk.now_s + program.budget_s
+            desk.agenda.schedule(f"budget:{program.program_id}", desk.now_s + program.budget_s)
+            program.budget_s = None
 
     def _settle_in(self, program: Program) -> None:
         """The program has just got a place: it is parked in time, and its held turns need not stand in line."""

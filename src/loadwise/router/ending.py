@@ -116,7 +116,8 @@ class Ending:
         desk = self._desk
         if turn.waits_since_s is not None:
             self.stop_waiting(turn)
-        desk.spending.settle(turn, 0.0, desk.now_s)
+        if turn.promise:
+            desk.spending.settle(turn, 0.0, desk.now_s)
         del desk.turns[turn.turn_id]
         program.open_turns.remove(turn.turn_id)
         program.active_at_s = desk.now_s

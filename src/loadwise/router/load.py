@@ -37,13 +37,14 @@ class OwnLoad(msgspec.Struct, kw_only=True):
 
     def change(self, at_s: float, n_calls: int, tokens: int) -> None:
         """Our calls become more or fewer."""
-        if not self.history:
-            self.history.append((float("-inf"), self.n_calls, self.tokens))
+        history = self.history
+        if not history:
+            history.append((float("-inf"), self.n_calls, self.tokens))
         self.n_calls += n_calls
         self.tokens += tokens
-        self.history.append((at_s, self.n_calls, self.tokens))
-        if len(self.history) > HISTORY_MAX:
-            del self.history[: HISTORY_MAX // 2]
+        history.append((at_s, self.n_calls, self.tokens))
+        if len(history) > HISTORY_MAX:
+            del history[: HISTORY_MAX // 2]
 
     def read(self, observed_at_s: float, values: dict[str, float]) -> None:
         """A reading that was made at `observed_at_s`, perhaps some time ago."""

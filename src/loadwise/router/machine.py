@@ -190,8 +190,10 @@ class Router:
             self._run_due()
         handler = self._handler_by_event[type(event)] if _is_writable(event) else self._refuse_unwritable
         handler(event)
-        self._start_waiting()
-        self._pausing.keep_ticking()
+        if self.backends.roomy or desk.admission.n_held or desk.pacing.waiting:
+            self._start_waiting()
+        if self._pausing.is_on:
+            self._pausing.keep_ticking()
         next_at_s = self.agenda.next_at_s
         if next_at_s is not None and (desk.timer_at_s is None or next_at_s < desk.timer_at_s):
             desk.timer_at_s = next_at_s

@@ -32,6 +32,11 @@ class Pausing:
         self._dispatching = dispatching
         self._gate = desk.admission.gate if isinstance(desk.admission.gate, PauseGate) else None
 
+    @property
+    def is_on(self) -> bool:
+        """Whether the gate is `pause`."""
+        return self._gate is not None
+
     def keep_ticking(self) -> None:
         """Have a tick due while anything holds a place or waits for one."""
         desk = self._desk

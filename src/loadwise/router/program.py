@@ -53,7 +53,9 @@ def clamped_tokens(n_tokens: int) -> int:
     >>> clamped_tokens(-5), clamped_tokens(7), clamped_tokens(10**30)
     (0, 7, 1000000000)
     """
-    return min(max(n_tokens, 0), TOKENS_MAX)
+    if 0 <= n_tokens <= TOKENS_MAX:
+        return n_tokens
+    return TOKENS_MAX if n_tokens > 0 else 0
 
 
 def needed_tokens(prompt_tokens: int, max_output_tokens: int | None) -> int:

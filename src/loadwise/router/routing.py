@@ -1,11 +1,11 @@
 """Which model a program gets: candidates, context, choice, and the record of it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from loadwise.kernel import commands as c
-from loadwise.kernel.ids import BackendId, DecisionId, ModelId
+from loadwise.kernel.ids import DecisionId, ModelId
 from loadwise.kernel.pool import Signal
 from loadwise.kernel.streams import Streams
 from loadwise.ledger.forecast import Forecast
@@ -38,6 +38,7 @@ class Routing:
         self._credit = credit
         self._divert = divert
         self._streams = streams
+        self._context_version = config.context.version
         self.successes = Successes(config.context.task_types)
         self.n_decisions = 0
         self.recorded: dict[DecisionId, c.RecordDecision] = {}
@@ -67,26 +68,31 @@ class Routing:
         """A model as a candidate: its price and the load of its backends taken together."""
         price = self._backends.price(model_id)
         ids = self._backends.usable(model_id, at_s) or self._backends.all_of(model_id)
-        ratios = [self._admission.ledger.headroom_ratio(b, at_s=at_s) for b in ids]
+        backends, max_age_s = self._backends, self._config.signal_max_age_s
+        n_running, n_others = 0, 0.0
+        ratios: list[float] = []
+        usages: list[float] = []
+        e2es_s: list[float] = []
+        for b in ids:
+            ratios.append(self._admission.ledger.headroom_ratio(b, at_s=at_s))
+            n_running += backends.by_id[b].n_running
+            n_others += backends.n_others(b, at_s, max_age_s)
+            usage = backends.kv_usage_ratio(b, at_s, max_age_s)
+            if usage is not None:
+                usages.append(usage)
+            e2e_s = backends.signal(b, "e2e_s", at_s, max_age_s)
+            if e2e_s is not None:
+                e2es_s.append(e2e_s)
         return Candidate(
             name=model_id,
             price_usd=(3.0 * price.input + price.output) / 4.0,
-            n_running=sum(self._backends.by_id[b].n_running for b in ids),
+            n_running=n_running,
             n_held=len(self._admission.order_by_model[model_id]),
             headroom_ratio=max(ratios, default=0.0),
-            n_others=sum(self._backends.n_others(b, at_s, self._config.signal_max_age_s) for b in ids),
-            kv_usage_ratio=_least(self._known(ids, at_s, self._backends.kv_usage_ratio)),
-            e2e_s=_mean(self._known(ids, at_s, self._e2e_s)),
+            n_others=n_others,
+            kv_usage_ratio=min(usages, default=None),
+            e2e_s=sum(e2es_s) / len(e2es_s) if e2es_s else None,
         )
-
-    def _e2e_s(self, backend_id: BackendId, at_s: float, max_age_s: float) -> float | None:
-        return self._backends.signal(backend_id, "e2e_s", at_s, max_age_s)
-
-    def _known(
-        self, ids: Sequence[BackendId], at_s: float, read: Callable[[BackendId, float, float], float | None]
-    ) -> list[float]:
-        values = (read(b, at_s, self._config.signal_max_age_s) for b in ids)
-        return [value for value in values if value is not None]
 
     def decide(
         self,
@@ -125,7 +131,8 @@ class Routing:
             choice = self._credit.choose(context, candidates, slot, self._streams.at("policy", decision_id))
         else:
             choice = recorded
-        routed, successes = choice.chosen, self._successes(program, models, choice)
+        routed = choice.chosen
+        successes = self._successes(program, models, choice) if self._config.divert.is_on else []
         if forecasts is not None and recorded is None and self._config.divert.when == "arrival":
             luck = float(self._streams.at("divert", decision_id).random())
             choice = self._divert.divert(choice, models, successes, [f.wait_s for f in forecasts], luck)
@@ -153,7 +160,7 @@ class Routing:
             program_id=program.program_id,
             policy=self._config.policy.name,
             learner_version=self._credit.version,
-            context_version=self._config.context.version,
+            context_version=self._context_version,
             context=tuple(x.tolist()),
             candidates=self._views(candidates, choice, at_s, successes, forecasts),
             chosen=chosen,
@@ -195,12 +202,12 @@ class Routing:
     def _signals(self, model_id: ModelId, at_s: float) -> dict[str, Signal]:
         """What is known of a model's backends, as `backend/name`; what is too old is unknown (law L10)."""
         max_age_s = self._config.signal_max_age_s
-        return {
-            f"{b}/{name}": signal
-            for b in self._backends.all_of(model_id)
-            for name, signal in self._backends.by_id[b].signals.items()
-            if signal.fresh(at_s, max_age_s) is not None
-        }
+        known: dict[str, Signal] = {}
+        for b in self._backends.all_of(model_id):
+            for name, signal in self._backends.by_id[b].signals.items():
+                if signal.fresh(at_s, max_age_s) is not None:
+                    known[f"{b}/{name}"] = signal
+        return known
 
     def _views(
         self,
@@ -231,14 +238,6 @@ class Routing:
                 )
             )
         return tuple(views)
-
-
-def _least(known: list[float]) -> float | None:
-    return min(known, default=None)
-
-
-def _mean(known: list[float]) -> float | None:
-    return sum(known) / len(known) if known else None
 
 
 def _recorded_choice(recorded: c.RecordDecision | None, models: Sequence[ModelId]) -> Choice | None:

@@ -14,7 +14,8 @@ Models that cost nothing are promised nothing and never refused.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from loadwise.kernel import events as e
 from loadwise.kernel.fact import Fact
@@ -36,7 +37,7 @@ class SpendingState(Fact, frozen=True, kw_only=True):
     n_promises: int
 
 
-class Bill(NamedTuple):
+class Bill(msgspec.Struct, frozen=True):
     """What one attempt has used and cost, as its program is charged."""
 
     prompt_tokens: int

@@ -1,0 +1,46 @@
+"""What `why` says of a choice."""
+
+import pytest
+
+from loadwise.journal.explain import CandidateExplained, DecisionExplained, Explanation, render_why
+
+
+def said(reason: str, scores: dict[str, float | None], chosen: str) -> str:
+    """What is said of one decision."""
+    candidates = tuple(
+        CandidateExplained(candidate=name, is_chosen=name == chosen, score=score) for name, score in scores.items()
+    )
+    decision = DecisionExplained(
+        decision_id=1,
+        sequence=1,
+        at_s=0.0,
+        policy="linucb",
+        learner_version="l",
+        context_version="c",
+        context=(),
+        chosen=chosen,
+        reason=reason,
+        candidates=candidates,
+    )
+    return render_why(Explanation(program_id="p", arrived_at_s=0.0, decisions=(decision,), n_turns=1))
+
+
+def test_an_explored_choice_is_called_so() -> None:
+    """Whoever sees a lower score with the star is told that it is no mistake, and who scored higher."""
+    assert "explored: b has the higher score" in said("policy", {"a": 0.1, "b": 0.4, "c": 0.3}, "a")
+
+
+@pytest.mark.parametrize(
+    ("reason", "scores", "chosen"),
+    [
+        ("policy", {"a": 0.1, "b": 0.4}, "b"),
+        ("policy", {"a": 0.4 - 1e-12, "b": 0.4}, "a"),  # a tie, to the policy
+        ("policy", {"a": None, "b": None}, "a"),
+        ("policy", {}, "a"),
+        ("pinned", {"a": 0.1, "b": 0.4}, "a"),
+        ("divert", {"a": 0.1, "b": 0.4}, "a"),
+    ],
+)
+def test_nothing_else_is_called_explored(reason: str, scores: dict[str, float | None], chosen: str) -> None:
+    """The best score, a tie, no score at all, or a choice that was not the policy's."""
+    assert "explored" not in said(reason, scores, chosen)
