@@ -16,10 +16,11 @@ departure may open no place, or several: that is the gate's arithmetic, not an a
 
 The number let in, N(t), is spread about its mean with the variance
 
-    v(t) = sum_i p_i (1 - p_i) + (N - D)^+ / 2 + (doubt N)^2 + (gate K)^2 min(t / (life / 12), 1)
+    v(t) = sum_i p_i (1 - p_i) + (N - D)^+ max(cv^2, 1/2) + (gate K)^2 min(t / (life / 12), 1)
 
-of chance (D departures of those there now; the last to come are half known), of lives that are known only so well and
-drift together, doubt^2 = cv^2 / n + (DOUBT * PRIOR_WEIGHT / n)^2 + DRIFT^2, and of what a gate does beside its rule.
+of chance (D departures of those there now, the rest of those who come) and of what a gate does beside its rule.
+Besides, how fast the clock runs is known only so well, and all share that, so no crowd averages it out: the logarithm
+of every instant has the standard error doubt, doubt^2 = cv^2 / n + (DOUBT * PRIOR_WEIGHT / n)^2 + DRIFT^2.
 
 References: Cox, Renewal Theory (1962), chapter 4; Kaplan and Meier (1958).
 """
@@ -34,8 +35,8 @@ import numpy.typing as npt
 GRID_STEPS = 28
 PRIOR_WEIGHT = 2.0
 """Lives that a prior mean is worth."""
-PRIOR_LIVES = (0.44, 0.69, 0.92, 1.19, 1.76)
-"""How they spread about it: quantiles of a gamma distribution of shape 4."""
+PRIOR_LIVES = (0.27, 0.6, 0.9, 1.26, 1.97)
+"""How they spread about it: between quantiles of gamma distributions of shapes 2 and 4."""
 DOUBT = 0.3
 """Relative standard error of a prior's mean."""
 DRIFT = 0.17
@@ -161,7 +162,7 @@ class Drain:
         self.life_s = life_s = max(min(life_s, newcomer.budget_s), 1e-6)
         self.horizon_s = life_s * (2.0 * (n_most + 2) / max(n_places, 1) + 1.0)
         self.grid = self.horizon_s * (np.arange(GRID_STEPS + 1) / GRID_STEPS) ** 2
-        self._doubt2 = lives.cv2 / lives.n + (DOUBT * PRIOR_WEIGHT / lives.n) ** 2 + DRIFT**2
+        self.doubt = math.sqrt(lives.cv2 / lives.n + (DOUBT * PRIOR_WEIGHT / lives.n) ** 2 + DRIFT**2)
         if n_places:
             self._fill(crowd, lives, newcomer, gate)
 
@@ -196,9 +197,9 @@ class Drain:
         else:
             let_in = self._let_in(load, shares, gone, gate)
         self._let = np.cumsum(let_in)
-        chance = (there * (1.0 - there)).sum(axis=0) + 0.5 * np.maximum(self._let - gone, 0.0)
+        chance = (there * (1.0 - there)).sum(axis=0) + max(lives.cv2, 0.5) * np.maximum(self._let - gone, 0.0)
         settled = np.minimum(grid * (SETTLING / self.life_s), 1.0)
-        self._variance = chance + self._doubt2 * self._let**2 + (gate.doubt * self._n_places) ** 2 * settled
+        self._variance = chance + (gate.doubt * self._n_places) ** 2 * settled
 
     def _limits(self, room: float, share: float, gate: Gate) -> Floats:
         """The limit over time: nobody is let in now, so it is lower than it looks; that wears off with a life."""
@@ -235,13 +236,13 @@ class Drain:
         return np.array(let_in)
 
     def wait_s(self, n_ahead: int, z: float, leave_per_s: float = 0.0) -> float:
-        """The first instant at which mean + z deviations let in whoever has `n_ahead` before them.
+        """The first instant at which mean + z deviations let in whoever has `n_ahead` before them, were the clock sure.
 
         Args:
             leave_per_s: rate at which each of those gives up its place in the line.
         """
         if not self._n_places:
-            return self.life_s * (n_ahead + 1) * math.exp(-z * math.sqrt(self._doubt2))
+            return self.life_s * (n_ahead + 1)
         grid = self.grid
         wanted = n_ahead * np.exp(-leave_per_s * grid) + 0.5
         reached = np.maximum.accumulate(self._let + z * np.sqrt(self._variance)) - wanted

@@ -118,7 +118,11 @@ class Departures:
 def span_of(drain: Drain, n_ahead: int, leave_per_s: float = 0.0) -> Span:
     """The median and 80 % interval of the wait behind so many others."""
     middle_s, low_s, high_s = (drain.wait_s(n_ahead, z, leave_per_s) for z in (0.0, Z, -Z))
-    return Span(middle_s=middle_s, low_s=min(low_s, middle_s), high_s=max(high_s, middle_s))
+    if not middle_s > 0.0:
+        return Span(middle_s=0.0, low_s=0.0, high_s=max(high_s, 0.0))
+    below, above = _halves(Span(middle_s=middle_s, low_s=min(low_s, middle_s), high_s=max(high_s, middle_s)))
+    below, above = (math.hypot(half, Z * drain.doubt) for half in (below, above))
+    return Span(middle_s=middle_s, low_s=middle_s * math.exp(-below), high_s=middle_s * math.exp(above))
 
 
 class Errors(msgspec.Struct, kw_only=True):
