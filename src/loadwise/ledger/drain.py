@@ -16,7 +16,7 @@ departure may open no place, or several: that is the gate's arithmetic, not an a
 
 The number let in, N(t), is spread about its mean with the variance
 
-    v(t) = sum_i p_i (1 - p_i) + (N - D)^+ max(cv^2, 1/2) + (gate K)^2 min(t / (life / 12), 1)
+    v(t) = sum_i p_i (1 - p_i) + (N - D)^+ max(cv^2, .3) + (gate K)^2 min(t / (life / 12), 1)
 
 of chance (D departures of those there now, the rest of those who come) and of what a gate does beside its rule.
 Besides, how fast the clock runs is known only so well, and all share that, so no crowd averages it out: the logarithm
@@ -35,13 +35,13 @@ import numpy.typing as npt
 GRID_STEPS = 28
 PRIOR_WEIGHT = 2.0
 """Lives that a prior mean is worth."""
-PRIOR_LIVES = (0.27, 0.6, 0.9, 1.26, 1.97)
-"""How they spread about it: between quantiles of gamma distributions of shapes 2 and 4."""
-DOUBT = 0.3
+PRIOR_LIVES = (0.4, 0.65, 0.9, 1.15, 1.65)
+"""How they spread about it: nearly as gamma distributions of shape 4 do, whose mean is a little larger."""
+DOUBT = 0.35
 """Relative standard error of a prior's mean."""
-DRIFT = 0.17
+DRIFT = 0.1
 """By how much lives of the near future differ together from those of the past."""
-PEAKS_DOUBT, AHEAD_DOUBT = 0.12, 0.22
+PEAKS_DOUBT, AHEAD_DOUBT = 0.18, 0.22
 """Places, as a share of those taken, by which a gate of reserved peaks, or one that looks ahead, opens more or less."""
 FIRST = 0.8
 """Nobody ends sooner than that, in shortest lives known."""
@@ -50,6 +50,9 @@ TAIL, TAIL_WEIGHT = 0.5, 4.0
 SETTLING = 12.0
 FADING_MIN = 0.02
 """Of a newcomer's first share: what it fills later is not looked at once less than that is expected."""
+
+SHARE_MIN = 1e-6
+"""Of a cache: nobody fills nothing."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -186,18 +189,19 @@ class Drain:
         is_floored = bool(gate.n_peaks) and not gate.looks_ahead
         reserved = np.maximum(later, floor) if gate.n_peaks else later
         load = (there * (crowd.base[:, None] + crowd.slope[:, None] * (reserved if is_floored else later))).sum(axis=0)
-        shares = stays * (newcomer.base + newcomer.slope * (np.maximum(ages, floor) if is_floored else ages))
+        filled = newcomer.base + newcomer.slope * (np.maximum(ages, floor) if is_floored else ages)
+        shares = stays * np.maximum(filled, SHARE_MIN)
         if gate.looks_ahead:
             most = np.full(len(grid), math.inf)
             if gate.n_unproven > 0.0:
                 held = (there * (crowd.base[:, None] + crowd.slope[:, None] * reserved)).sum(axis=0)
-                each = newcomer.base + newcomer.slope * np.maximum(newcomer.age, floor)
+                each = np.maximum(newcomer.base + newcomer.slope * np.maximum(newcomer.age, floor), SHARE_MIN)
                 most = np.where(n_ended < gate.n_unproven, (gate.unproven_limit - held) / each, math.inf)
             let_in = self._let_in_ahead(load, shares, gone, gate, most)
         else:
             let_in = self._let_in(load, shares, gone, gate)
         self._let = np.cumsum(let_in)
-        chance = (there * (1.0 - there)).sum(axis=0) + max(lives.cv2, 0.5) * np.maximum(self._let - gone, 0.0)
+        chance = (there * (1.0 - there)).sum(axis=0) + max(lives.cv2, 0.3) * np.maximum(self._let - gone, 0.0)
         settled = np.minimum(grid * (SETTLING / self.life_s), 1.0)
         self._variance = chance + (gate.doubt * self._n_places) ** 2 * settled
 

@@ -31,7 +31,7 @@ Z = 1.2816
 HALF_MIN, HALF_MAX = 0.02, 4.0
 """Half widths of an interval, in logarithms."""
 SCORES_MAX = 256
-N_PSEUDO = 50
+N_PSEUDO = 60
 
 Floats = npt.NDArray[np.float64]
 
