@@ -15,6 +15,7 @@ from loadwise.sim.compiled import HAS_NUMBA
 
 from .bootstrap import interval
 from .disc import Cell, CellResult, Settings, check_cell, run_cell, scenario_of
+from .disc_forecast import forecast_object
 from .report import commit, machine
 
 N_DRAWS = 2000
@@ -142,10 +143,19 @@ def disc_json(ran: Sequence[Ran], settings: Settings) -> dict[str, Any]:
         },
         "values": values,
         "ci95": bounds,
+        "forecast": {
+            "all": forecast_object([one.result for one in ran]),
+            **{p: forecast_object([o.result for o in ran if o.cell.preset == p]) for p in _presets(ran)},
+        },
         "peers": {},
         "checks": [],
         "cells": [cell_object(group, rng) for group in by_setting(ran).values()],
     }
+
+
+def _presets(ran: Sequence[Ran]) -> list[str]:
+    """Presets that ran, in their order."""
+    return list(dict.fromkeys(one.cell.preset for one in ran))
 
 
 def disc_rows(ran: Sequence[Ran]) -> list[tuple[str, ...]]:

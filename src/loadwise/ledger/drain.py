@@ -41,7 +41,7 @@ DOUBT = 0.35
 """Relative standard error of a prior's mean."""
 DRIFT = 0.1
 """By how much lives of the near future differ together from those of the past."""
-PEAKS_DOUBT, AHEAD_DOUBT = 0.18, 0.22
+PEAKS_DOUBT, AHEAD_DOUBT = 0.1, 0.22
 """Places, as a share of those taken, by which a gate of reserved peaks, or one that looks ahead, opens more or less."""
 FIRST = 0.8
 """Nobody ends sooner than that, in shortest lives known."""

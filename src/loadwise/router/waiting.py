@@ -112,12 +112,11 @@ class Waiting:
             places = Crowd(elapsed_s, left_s, share, np.zeros(len(held)))
             one = Newcomer(0.0, 1.0, budget_s, 1.0 / max(len(held), 1), 0.0)
             return Drain(places, _lives_in_s(demands, elapsed_s), one, Gate(limit=1.0), n_most)
-        tokens, base, slope = (
-            np.array(column) for column in zip(*((h.tokens, h.base, h.slope) for h in held), strict=True)
-        )
+        rows = np.array([(h.tokens, h.base, h.slope) for h in held], dtype=np.float64).reshape(-1, 3)
+        tokens, base, slope = rows.T
         crowd = Crowd(tokens, left_s, base, slope)
         gate, each, per_token = self._gate(model_id, demands, at_s)
-        if not slope.any():  # other units, or other rules, than tokens: who is there fills what there is
+        if held and not slope.any():  # other units, or other rules, than tokens: who is there fills what there is
             gate, each, per_token = Gate(limit=float(base.sum())), float(base.mean()), 0.0
         newcomer = Newcomer(first_tokens, rate_per_s, budget_s, each, per_token)
         return Drain(crowd, _lives_in_tokens(demands, tokens), newcomer, gate, n_most)
