@@ -134,7 +134,8 @@ def queue_waits(seed, *, n_places, n_flight, n_programs, prior_ratio=1.0):
             if len(running) < n_places and not line:
                 start(n)
             else:
-                departures = Departures([now_s - at_s for at_s in began_s.values()], demand.runs_s, len(line))
+                elapsed_s = [now_s - at_s for at_s in began_s.values()]
+                departures = Departures(elapsed_s, demand.recent_runs_s, len(line), demand.prior_run_s)
                 line.append((n, now_s, errors.corrected(departures.span(len(line))), len(line)))
     return found
 

@@ -30,6 +30,7 @@ from loadwise.sim.scenario import Scenario, block_bytes_of, convert_scenario
 from loadwise.sim.vllm_engine import VllmEngineSpec
 from loadwise.sim.world import World
 
+from .disc_forecast import Wait
 from .disc_world import gap_of
 from .disc_world import read_world as read_world
 from .disc_world import world_names as world_names
@@ -328,8 +329,12 @@ class Observer:
             self.forecasts.append((*forecast, at_s - arrived_at_s))
 
 
-def run_cell(cell: Cell) -> CellResult:
-    """Run one cell to its end, laws checked."""
+def run_cell(cell: Cell, forecasts: list[Wait] | None = None) -> CellResult:
+    """Run one cell to its end, laws checked.
+
+    Args:
+        forecasts: takes every wait that had been forecast and came to be.
+    """
     scenario = scenario_of(cell)
     stack = open_stack(scenario.config, cell.seed)
     router = stack.machine_by_name["router"]
@@ -347,6 +352,8 @@ def run_cell(cell: Cell) -> CellResult:
     n_resolved = world.tally.n_solved
     waits = [forecast for forecast in observer.forecasts if forecast[0] > 0.0]
     far = [forecast for forecast in waits if forecast[3] >= 4]
+    if forecasts is not None:
+        forecasts.extend(Wait(*forecast) for forecast in waits)
     return CellResult(
         programs_per_h=report.programs_per_h,
         resolved=float(n_resolved),

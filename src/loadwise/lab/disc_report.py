@@ -19,6 +19,7 @@ from .bootstrap import interval
 from .disc import Cell, CellResult, Settings, check_cell, run_cell, scenario_of
 from .disc_cache import CellCache
 from .disc_figures import Check, figures
+from .disc_forecast import forecast_object
 from .report import commit, machine
 
 N_DRAWS = 2000
@@ -193,10 +194,19 @@ def disc_json(ran: Sequence[Ran], settings: Settings) -> dict[str, Any]:
         },
         "values": values,
         "ci95": bounds,
+        "forecast": {
+            "all": forecast_object([one.result for one in ran]),
+            **{p: forecast_object([o.result for o in ran if o.cell.preset == p]) for p in _presets(ran)},
+        },
         "peers": {},
         "checks": [check.as_object() for check in checks if check.holds is not None],
         "cells": [cell_object(group, rng) for group in by_setting(ran).values()],
     }
+
+
+def _presets(ran: Sequence[Ran]) -> list[str]:
+    """Presets that ran, in their order."""
+    return list(dict.fromkeys(one.cell.preset for one in ran))
 
 
 def disc_rows(ran: Sequence[Ran]) -> list[tuple[str, ...]]:

@@ -18,6 +18,8 @@ PRIOR_SPREAD = (0.4, 0.7, 1.0, 1.3, 1.6)
 RUN_SPREAD = (0.1, 0.5, 0.9, 1.3, 2.2)
 """The same of run times: some programs end early, and a prior that knows none would promise a long first wait."""
 COMMON_MAX = 16
+FIRST_SHARE = 0.1
+"""With which the latest first context enters the mean."""
 
 
 class Demand(msgspec.Struct, kw_only=True):
@@ -39,6 +41,16 @@ class Demand(msgspec.Struct, kw_only=True):
     recent_runs_s: list[float] = []
     n_overdue: int = 0
     """Programs that ran out of their time budget while they ran."""
+    cut_tokens: list[int] = []
+    """Contexts of the same, of late: their peaks would have been larger."""
+    cut_s: list[float] = []
+    """How long they had run."""
+    first_tokens: float = 0.0
+    """With how many tokens those begin who have had to wait, on average."""
+    n_left: int = 0
+    """Programs that have waited in the line and left it for another model, or for good."""
+    waited_s: float = 0.0
+    """What all have waited in the line, however that ended."""
     first_cached: list[int] = []
     """Tokens of first prompts that were found in the cache of late: what all programs have in common is in all."""
 
@@ -91,9 +103,22 @@ class Demand(msgspec.Struct, kw_only=True):
         self.sum_run_s += run_s
         _remember(self.recent_runs_s, run_s, RECENT_MAX)
 
-    def learn_overdue(self) -> None:
-        """A program ran out of time."""
+    def learn_overdue(self, tokens: int = 0, run_s: float = 0.0) -> None:
+        """A program ran out of time when its context was so large and it had run so long."""
         self.n_overdue += 1
+        if run_s > 0.0:
+            _remember(self.cut_tokens, tokens, RECENT_MAX)
+            _remember(self.cut_s, run_s, RECENT_MAX)
+
+    def learn_held(self, needed_tokens: int) -> None:
+        """A program that needs so many tokens to begin with has joined the line."""
+        share = FIRST_SHARE if self.first_tokens else 1.0
+        self.first_tokens += share * (needed_tokens - self.first_tokens)
+
+    def learn_wait(self, waited_s: float, *, is_served: bool) -> None:
+        """A program is no longer in the line: it starts here, or not."""
+        self.waited_s += waited_s
+        self.n_left += not is_served and waited_s > 0.0
 
     def learn_first(self, cached_tokens: int) -> None:
         """A program's first call was answered: so much of its prompt was there already."""

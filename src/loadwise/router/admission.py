@@ -400,17 +400,23 @@ class Admission:
                 self._backends.stir(BackendId(member))
         self._backends.roomy[model_id] = None
 
-    def hold(self, turn: Turn, program: Program) -> None:
+    def hold(self, turn: Turn, program: Program, at_s: float) -> None:
         """Put the turn behind all others of its model."""
         assert turn.model is not None
         turn.is_held = self.is_stirred = True
+        if program.admitted_at_s is None and not turn.is_side:
+            turn.joined_at_s = at_s
+            self.demand_by_model[turn.model].learn_held(turn.needed_tokens)
         self.order_by_model[turn.model].push(turn.turn_id, standing(turn, program))
         self.n_held += 1
 
-    def unhold(self, turn: Turn, *, is_served: bool = False) -> None:
+    def unhold(self, turn: Turn, at_s: float, *, is_served: bool = False) -> None:
         """Take the turn out of its order; whoever is head now may be smaller."""
         assert turn.model is not None
         turn.is_held = False
+        if turn.joined_at_s is not None:
+            self.demand_by_model[turn.model].learn_wait(at_s - turn.joined_at_s, is_served=is_served)
+            turn.joined_at_s = None
         self.order_by_model[turn.model].remove(turn.turn_id, is_served=is_served)
         self.n_held -= 1
         self._backends.roomy[turn.model] = None

@@ -69,7 +69,7 @@ class Dispatching:
         """Put the turn behind all others of its model, for `hold_max_s` at most."""
         desk = self._desk
         assert turn.model is not None
-        desk.admission.hold(turn, program)
+        desk.admission.hold(turn, program, desk.now_s)
         self.wait(turn)
         if not turn.is_side and program.state is not _S.HELD and not self._is_running(program):
             program.move(_S.HELD)
@@ -236,7 +236,7 @@ class Dispatching:
         """Take the program's decision back, decide for another model, and place its turn there."""
         desk = self._desk
         if turn.is_held:
-            desk.admission.unhold(turn)
+            desk.admission.unhold(turn, desk.now_s)
         slot = desk.credit.slot(program.decision_id)
         self._ending.undo(program)
         desk.admission.release_program(program)

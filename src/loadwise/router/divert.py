@@ -17,15 +17,15 @@ what it drew by chance stays, and so does the share of the best choice that chan
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from loadwise.kernel.ids import BackendId, ModelId, ProgramId, TurnId
-from loadwise.ledger.forecast import NO_WAIT, Departures, Errors, Forecast, certain, mean_wait_s
+from loadwise.kernel.ids import ModelId, ProgramId, TurnId
+from loadwise.ledger.forecast import Errors, Forecast
 from loadwise.policy.base import Choice
 
 from .admission import Admission
 from .backends import Backends
 from .config import RouterConfig
-from .gates import FootprintGate
 from .program import Program, Turn
+from .waiting import Waiting
 
 PLACES_MAX = 64
 """Held programs of one model that are looked at for a move: those next to start gain least by it, so from the front."""
@@ -44,74 +44,23 @@ class Divert:
 
     def __init__(self, config: RouterConfig, backends: Backends, admission: Admission) -> None:
         self._config = config
-        self._backends = backends
         self._admission = admission
-        self.errors = Errors()
+        self.waiting = Waiting(config, backends, admission)
 
     # --- forecasts ---
 
+    @property
+    def errors(self) -> Errors:
+        """How far off forecasts were."""
+        return self.waiting.errors
+
     def forecast(self, model_id: ModelId, turn: Turn | None, program: Program, at_s: float) -> Forecast:
-        """The wait of a program that would join the model's order now.
-
-        Args:
-            turn: its first; None where there is none to be placed, and then only the line counts.
-        """
-        n_ahead = self._n_held(model_id, at_s)
-        if n_ahead == 0 and turn is not None and self._admission.room_at(model_id, turn, program, at_s) is not None:
-            return NO_WAIT
-        return self.forecast_behind(model_id, n_ahead, at_s)
-
-    def forecast_behind(self, model_id: ModelId, n_ahead: int, at_s: float) -> Forecast:
-        """The wait behind so many others."""
-        return self.line(model_id, n_ahead, at_s)(n_ahead)
+        """The wait of a program that would join the model's order now; see `waiting`."""
+        return self.waiting.forecast(model_id, turn, program, at_s)
 
     def line(self, model_id: ModelId, n_most: int, at_s: float) -> Callable[[int], Forecast]:
         """The waits of all who stand in a model's line, by how many stand before them."""
-        demands = [self._admission.demand_by_model[m] for m in self._sharing(model_id, at_s)]
-        elapsed_s = self._elapsed_s(model_id, at_s)
-        if self._config.divert.forecast == "mean":
-            run_s = sum(demand.expected_run_s for demand in demands) / len(demands)
-
-            def mean(n_ahead: int) -> Forecast:
-                return certain(mean_wait_s(n_ahead, len(elapsed_s), run_s))
-
-            return mean
-        n_more = self._n_more(model_id, at_s)
-        runs_s = [s for demand in demands for s in demand.runs_s]
-        departures = Departures(elapsed_s, runs_s, n_most + n_more)
-        return lambda n_ahead: self.errors.corrected(departures.span(n_ahead + n_more))
-
-    def _n_more(self, model_id: ModelId, at_s: float) -> int:
-        """Departures beyond one that it takes until the next in line starts, where the room is overfull by growth."""
-        gate, admission = self._admission.gate, self._admission
-        ids = [b for b in self._backends.usable(model_id, at_s) if admission.is_gated(b)]
-        if not ids or not isinstance(gate, FootprintGate):
-            return 0
-        return max(int(min(gate.n_missing(b) for b in ids)), 0)
-
-    def _backends_sharing(self, model_id: ModelId, at_s: float) -> list[BackendId]:
-        """Backends whose departures make room for the model: its own, and those that use the same caches."""
-        ledger = self._admission.ledger
-        ids = self._backends.usable(model_id, at_s) or self._backends.all_of(model_id)
-        return list(dict.fromkeys(BackendId(m) for b in ids for m in ledger.members(b)))
-
-    def _sharing(self, model_id: ModelId, at_s: float) -> list[ModelId]:
-        """Models that wait for the same room, itself first."""
-        by_backend = self._admission.books.model_by_backend
-        return list(dict.fromkeys([model_id, *(by_backend[b] for b in self._backends_sharing(model_id, at_s))]))
-
-    def _n_held(self, model_id: ModelId, at_s: float) -> int:
-        return sum(len(self._admission.order_by_model[m]) for m in self._sharing(model_id, at_s))
-
-    def _elapsed_s(self, model_id: ModelId, at_s: float) -> list[float]:
-        """How long each program has run that holds a place there."""
-        books, found = self._admission.books, []
-        for backend_id in self._backends_sharing(model_id, at_s):
-            for key in books.ledger.account_by_backend[backend_id].amount_by_key:
-                program = books.programs.get(ProgramId(key))
-                began_at_s = at_s if program is None or program.admitted_at_s is None else program.admitted_at_s
-                found.append(max(at_s - began_at_s, 0.0))
-        return found
+        return self.waiting.line(model_id, n_most, at_s)
 
     # --- the rule ---
 

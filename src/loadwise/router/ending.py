@@ -138,7 +138,7 @@ class Ending:
         turn.waits_since_s = None
         self._desk.agenda.cancel(f"hold:{turn.turn_id}")
         if turn.is_held:
-            self._desk.admission.unhold(turn, is_served=is_served)
+            self._desk.admission.unhold(turn, self._desk.now_s, is_served=is_served)
 
     def _forget(self, program: Program, outcome: TurnOutcome) -> None:
         """A program without a single answer leaves no trace; its decision is undone."""

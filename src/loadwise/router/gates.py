@@ -44,6 +44,11 @@ class Books:
         overhead = self.overhead_by_backend.get(backend_id)
         return 0 if overhead is None else overhead.tokens
 
+    def extra_tokens(self, backend_id: BackendId, n_programs: int) -> float:
+        """What so many programs hold besides their contexts, less what they have in common."""
+        common = self.ledger.account_by_backend[backend_id].common
+        return float(n_programs * self.overhead_tokens(backend_id) - max(n_programs - 1, 0) * common)
+
     def contexts(self, backend_id: BackendId) -> list[float]:
         """Tokens of every program that has a place there, and of single turns."""
         amounts = self.ledger.account_by_backend[backend_id].amount_by_key
@@ -108,6 +113,10 @@ class FootprintGate:
         everybody = [new_tokens] * (1 + n_waiting)
         return self._largest(backend_id, members, everybody) <= self._config.footprint_slack_ratio
 
+    def bound_ratio(self, backend_id: BackendId) -> float:
+        """Share of the capacity that all programs may be expected to fill at once."""
+        return self._config.footprint_ratio
+
     def n_missing(self, backend_id: BackendId) -> float:
         """How many average programs must leave before one begins; contexts may have outgrown what departures free."""
         members = self._books.ledger.members(backend_id)
@@ -136,7 +145,7 @@ class FootprintGate:
         """Expected use of the cache by one backend's programs, over the horizon."""
         account = self._books.ledger.account_by_backend[backend_id]
         peaks = self._books.demand_by_model[self._books.model_by_backend[backend_id]].peaks
-        extra = len(contexts) * self._books.overhead_tokens(backend_id) - max(len(contexts) - 1, 0) * account.common
+        extra = self._books.extra_tokens(backend_id, len(contexts))
         shares: Floats = (projected(contexts, peaks) + extra) / account.capacity
         return shares
 

@@ -250,6 +250,8 @@ class Turn(msgspec.Struct, kw_only=True):
     """Covered under `key` instead of the program's reservation."""
     is_held: bool = False
     """Whether it stands in its model's order."""
+    joined_at_s: float | None = None
+    """When it joined it, where its program has not started yet."""
     waits_since_s: float | None = None
     """Since when it waits, for its program to be routed or for a place; None while it runs."""
     has_waited: bool = False

@@ -143,7 +143,8 @@ class Routing:
         is_diverted = routed != choice.chosen
         program.model, program.decision_id = chosen, decision_id
         program.routed_model = models[routed] if is_diverted else None
-        self._remember(program, models, successes, None if forecasts is None else forecasts[choice.chosen], at_s)
+        own = self._own_forecast(chosen, turn, program, at_s) if forecasts is None else forecasts[choice.chosen]
+        self._remember(program, models, successes, own, at_s)
         self._credit.await_verdict(
             Pending(
                 decision_id=decision_id,
@@ -162,7 +163,7 @@ class Routing:
             learner_version=self._credit.version,
             context_version=self._context_version,
             context=tuple(x.tolist()),
-            candidates=self._views(candidates, choice, at_s, successes, forecasts),
+            candidates=self._views(candidates, choice, at_s, successes, forecasts, own),
             chosen=chosen,
             reason="policy_fallback" if choice.is_fallback else "divert" if is_diverted else reason,
             slot=slot,
@@ -177,6 +178,12 @@ class Routing:
         if turn is None or not self._config.divert.is_on or len(models) < 2 or program.is_pinned:
             return None
         return [self._divert.forecast(m, turn, program, at_s) for m in models]
+
+    def _own_forecast(self, chosen: ModelId, turn: Turn | None, program: Program, at_s: float) -> Forecast | None:
+        """The wait for the chosen model where no rule needs one, but somebody waits for it already."""
+        if turn is None or not self._admission.order_by_model[chosen]:
+            return None
+        return self._divert.forecast(chosen, turn, program, at_s)
 
     def _successes(self, program: Program, models: Sequence[ModelId], choice: Choice) -> list[float]:
         """Expected success by model: the selector's index, or the table of verdicts where it has none."""
@@ -216,10 +223,11 @@ class Routing:
         at_s: float,
         successes: Sequence[float],
         forecasts: Sequence[Forecast] | None,
+        own: Forecast | None,
     ) -> tuple[c.CandidateView, ...]:
         views = []
         for i, candidate in enumerate(candidates):
-            forecast = None if forecasts is None else forecasts[i]
+            forecast = forecasts[i] if forecasts is not None else own if i == choice.chosen else None
             views.append(
                 c.CandidateView(
                     candidate=candidate.name,
@@ -231,7 +239,7 @@ class Routing:
                     n_held=candidate.n_held,
                     headroom_ratio=candidate.headroom_ratio,
                     signals=self._signals(ModelId(candidate.name), at_s),
-                    expected_success=None if forecast is None else successes[i],
+                    expected_success=None if forecasts is None else successes[i],
                     wait_s=None if forecast is None else forecast.wait_s,
                     wait_low_s=None if forecast is None else forecast.low_s,
                     wait_high_s=None if forecast is None else forecast.high_s,

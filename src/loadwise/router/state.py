@@ -159,7 +159,7 @@ def _load_tables(desk: Desk, state: RouterState) -> None:
     table.closed = {ProgramId(p): at_s for p, at_s in state.closed}
     desk.asked = {DecisionId(key): ProgramId(value) for key, value in state.asked.items()}
     desk.counts = state.counts
-    desk.divert.errors = state.forecast_errors
+    desk.divert.waiting.errors = state.forecast_errors
     desk.routing.successes.cells = state.successes
     desk.routing.n_decisions = state.n_decisions
     if desk.ladder is not None and state.ladder:
