@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.cells import PAIRS, arguments_of, record, run_cell, shown, with_tau2
+from experiments.cells import PAIRS, arguments_of, list_of, record, run_cell, shown, with_tau2
 
+IDS = ("swe", "terminal2", "tau2_constructed")
 PAPER = {"swe": "+17.9", "terminal2": "+9.9 [+4.2, +13.8]", "tau2": "+8.9 [+4.1, +16.4]"}
 
 
@@ -26,12 +27,15 @@ def main() -> None:
     cells = []
     for pair in PAIRS:
         for family in ("swe", "terminal2"):
-            cells.append(run_cell(f"{family} {'/'.join(pair)} default", arguments.data, [family], pair, **settings))
+            name = f"{family} {'/'.join(pair)} default"
+            cells.append(run_cell(name, arguments.data, [family], pair, ids=family, **settings))
         # The agent under which gpt-5-mini and claude-sonnet-4.5 lie 18.8 pp apart.
         more = {**settings, "agents": "terminus-2"}
-        cells.append(run_cell(f"terminal2 {'/'.join(pair)} terminus-2", arguments.data, ["terminal2"], pair, **more))
+        name = f"terminal2 {'/'.join(pair)} terminus-2"
+        cells.append(run_cell(name, arguments.data, ["terminal2"], pair, ids="terminal2", **more))
         with with_tau2(arguments.data, pair, "independent") as folder:
-            cells.append(run_cell(f"tau2 {'/'.join(pair)} constructed-independent", folder, ["tau2"], pair, **settings))
+            name = f"tau2 {'/'.join(pair)} constructed-independent"
+            cells.append(run_cell(name, folder, ["tau2"], pair, ids=list_of(["tau2"]), **settings))
     lines = [
         "Over the uninformed choice at cost weight 0, pp; recovered = adaptive, as a share of what the better single"
         " model is above the uninformed choice.",

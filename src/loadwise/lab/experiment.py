@@ -1,6 +1,5 @@
 """`loadwise lab replay`: a stream of measured outcomes through the policies of the stack, and what it shows."""
 
-import hashlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,6 +25,7 @@ from .pack import Pack, read_pack, task_mark
 from .pack_prior import make_prior
 from .replay import Counts, World, count_last_pass, replay_order
 from .stream import AgentChoice, Stream, describe_agents, read_stream
+from .task_lists import task_digest
 
 COST_WEIGHTS = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
 """a of ORACLE, B.4."""
@@ -168,8 +168,7 @@ def _merged(stream: Stream, packs: Sequence[Pack], found: Sequence[list[Scored]]
 def _is_told(stream: Stream, pack: Pack) -> npt.NDArray[np.bool_]:
     """Tasks that a pack was fitted on, shape (n,)."""
     told = frozenset(pack.provenance.tasks)
-    tasks = zip(stream.family.tolist(), stream.task_ids, strict=True)
-    return np.array([task_mark(stream.families[family], task_id) in told for family, task_id in tasks])
+    return np.array([task_mark(family, task_id) in told for family, task_id in stream.tasks])
 
 
 def _require_learnable(stream: Stream, cost_weights: Sequence[float]) -> None:
@@ -223,9 +222,6 @@ def _replay_arm(world: World, config: ReplayConfig, feedback: FeedbackSpec, arm:
 
 def _describe(config: ReplayConfig, world: World, packs: Sequence[Pack]) -> dict[str, Any]:
     stream, contexts = world.stream, world.contexts
-    ids = "\n".join(
-        f"{stream.families[family]}\t{task_id}" for family, task_id in zip(stream.family, stream.task_ids, strict=True)
-    )
     return {
         **{name: value for name, value in msgspec.structs.asdict(config).items() if name not in ("feedback", "seed")},
         **{name: value for name, value in msgspec.structs.asdict(config.feedback).items() if name != "verification"},
@@ -235,7 +231,7 @@ def _describe(config: ReplayConfig, world: World, packs: Sequence[Pack]) -> dict
         "tasks_per_family": dict(
             zip(stream.families, np.bincount(stream.family, minlength=len(stream.families)).tolist(), strict=True)
         ),
-        "task_ids_sha256": hashlib.sha256(ids.encode()).hexdigest(),
+        "task_ids_sha256": task_digest(stream.tasks),
         "n_embedded": contexts.n_embedded,
         "features": contexts.spec.n_features,
         "packs": [

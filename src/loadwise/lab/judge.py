@@ -245,7 +245,7 @@ def _cross_fits(
     stream: Stream, scored: Sequence[Scored], success: Array, cost: Array, rng: np.random.Generator
 ) -> dict[str, list[_Fit]]:
     """For each arm with several points: halvings, and the point with the highest gain on the other half."""
-    halves = [_halving(stream, rng) for _ in range(N_SPLITS)]
+    halves = [halving(stream.family, rng) for _ in range(N_SPLITS)]
     gains = []
     for is_second in halves:
         weights = np.stack([~is_second, is_second]).astype(np.float64)
@@ -276,10 +276,11 @@ def _by_verification(scored: Sequence[Scored]) -> dict[tuple[str, str], list[int
     return {key: found for key, found in places.items() if len({scored[index].policy for index in found}) > 1}
 
 
-def _halving(stream: Stream, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
-    is_second = np.zeros(stream.n_tasks, dtype=np.bool_)
-    for index in np.unique(stream.family):
-        tasks = rng.permutation(np.flatnonzero(stream.family == index))
+def halving(family: npt.NDArray[np.int64], rng: np.random.Generator) -> npt.NDArray[np.bool_]:
+    """Half of the tasks of each family, drawn, as a mask; settings are chosen on one half and scored on the other."""
+    is_second = np.zeros(len(family), dtype=np.bool_)
+    for index in np.unique(family):
+        tasks = rng.permutation(np.flatnonzero(family == index))
         is_second[tasks[: len(tasks) // 2]] = True
     return is_second
 
