@@ -9,13 +9,13 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from loadwise.lab.coupled import Coupling, join, read_margins, write_outcomes
-from loadwise.lab.experiment import ReplayConfig, run_replay
+from loadwise.lab.experiment import ReplayConfig, Result, run_replay
 from loadwise.lab.report import as_json
 from loadwise.lab.task_lists import TaskLists
 
@@ -92,15 +92,24 @@ def with_tau2(data: Path, models: Sequence[str], coupling: Coupling) -> Iterator
 
 
 def run_cell(
-    name: str, folder: Path, families: Sequence[str], models: Sequence[str], *, ids: str, **more: Any
+    name: str,
+    folder: Path,
+    families: Sequence[str],
+    models: Sequence[str],
+    *,
+    ids: str,
+    add: Callable[[Result], Mapping[str, Any]] = lambda _: {},
+    **more: Any,
 ) -> dict[str, Any]:
     """One replay as its JSON object, under a name; says what it found.
 
     Args:
         ids: the committed list of its tasks.
+        add: what else is recorded of the replay.
     """
     config = ReplayConfig(outcomes=str(folder), families=tuple(families), models=tuple(models), **more)
-    result = as_json(run_replay(config))
+    replayed = run_replay(config)
+    result = {**as_json(replayed), **add(replayed)}
     result["config"].pop("outcomes")  # a path of this machine
     result["machine"] = {key: result["machine"][key] for key in ("cores", "python")}
     print(f"{name}: {result['n_tasks']} tasks")

@@ -1,6 +1,6 @@
 """What the choices of policies are worth: points, gains over the best mix, matched costs, and their intervals."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -233,6 +233,46 @@ def _uninformed(stream: Stream, scored: Sequence[Scored], success: Array) -> dic
     return vectors
 
 
+class Paired(NamedTuple):
+    """A difference of two cross-fitted gains on the same tasks, in percentage points."""
+
+    value: float
+    ci95: Interval
+
+
+def paired_gains(
+    stream: Stream,
+    scored: Sequence[Scored],
+    pairs: Mapping[str, tuple[tuple[str, str], tuple[str, str]]],
+    n_draws: int,
+    rng: np.random.Generator,
+) -> dict[str, Paired]:
+    """Cross-fitted gain over the hull of one (policy, verification) minus that of another, by name of the pair.
+
+    Both meet the same halvings and the same draws of tasks, as the figures of `judge` with a generator in the same
+    state. An arm of one point has nothing to choose: its gain is that of the point.
+    """
+    success = np.stack([point.success for point in scored], axis=1)
+    cost = np.stack([point.cost_usd for point in scored], axis=1)
+    fits = _cross_fits(stream, scored, success, cost, rng, n_points_min=1)
+    named = {key: fits[_crossed_name(*key)] for pair in pairs.values() for key in pair}
+    even = np.full((1, stream.n_tasks), 1.0 / stream.n_tasks)
+    whole = {key: _crossed_gain(stream, fit, success, cost, even) for key, fit in named.items()}
+    drawn: dict[tuple[str, str], list[Array]] = {key: [] for key in named}
+    for draw in task_draws(stream.family, n_draws, rng):
+        for key, fit in named.items():
+            drawn[key].append(_crossed_gain(stream, fit, success, cost, draw))
+    by_key = {key: np.concatenate(found) for key, found in drawn.items()}
+    return {
+        name: Paired(float((whole[one] - whole[other])[0]), interval(by_key[one] - by_key[other]))
+        for name, (one, other) in pairs.items()
+    }
+
+
+def _crossed_name(policy: str, verification: str) -> str:
+    return f"{policy}.{verification}.over_hull_cross_fitted_pp"
+
+
 class _Fit(NamedTuple):
     """One halving of the tasks, and the point chosen on each half for the other."""
 
@@ -242,7 +282,12 @@ class _Fit(NamedTuple):
 
 
 def _cross_fits(
-    stream: Stream, scored: Sequence[Scored], success: Array, cost: Array, rng: np.random.Generator
+    stream: Stream,
+    scored: Sequence[Scored],
+    success: Array,
+    cost: Array,
+    rng: np.random.Generator,
+    n_points_min: int = 2,
 ) -> dict[str, list[_Fit]]:
     """For each arm with several points: halvings, and the point with the highest gain on the other half."""
     halves = [halving(stream.family, rng) for _ in range(N_SPLITS)]
@@ -255,9 +300,9 @@ def _cross_fits(
         gains.append([means.point_successes - _hull(means) for means in _means(stream, success, cost, weights)])
     crossed: dict[str, list[_Fit]] = {}
     for (policy, verification), found in {**_by_arm(scored), **_by_verification(scored)}.items():
-        if len(found) < 2:
+        if len(found) < n_points_min:
             continue
-        crossed[f"{policy}.{verification}.over_hull_cross_fitted_pp"] = [
+        crossed[_crossed_name(policy, verification)] = [
             _Fit(is_second, found[int(on_second[found].argmax())], found[int(on_first[found].argmax())])
             for is_second, (on_first, on_second) in zip(halves, gains, strict=True)
         ]
