@@ -141,11 +141,12 @@ def recorded_hashes() -> Iterator[tuple[str, str, str, Mapping[str, Any]]]:
             continue  # of `lab disc`: a simulated world, whose programs are drawn by seed
         found = json.loads(path.read_text())
         for cell in found if isinstance(found, list) else [found]:
-            told = cell.get("task_ids_sha256") or _config_hash(cell)
+            told = cell.get("task_ids_sha256") or recorded_hash(cell)
             yield path.stem, cell.get("cell", path.stem), told, cell
 
 
-def _config_hash(cell: Mapping[str, Any]) -> str:
+def recorded_hash(cell: Mapping[str, Any]) -> str:
+    """The hash of its tasks that a run recorded in its configuration; empty where it recorded none."""
     config = cell.get("config", {})
     return str(config.get("task_ids_sha256") or config.get("text_ids_sha256") or "")
 
@@ -158,6 +159,8 @@ def check() -> int:
         if ids is None:
             print(f"{script}, {name}: names no list")
             wrong += 1
+        elif ids.get("named_later") and not told:
+            print(f"{script}, {name}: had recorded no hash when it ran; {ids['list']} was named later")
         elif ids["list"] is not None and not lists.sha256(ids["list"]) == ids["sha256"] == told:
             print(f"{script}, {name}: does not fit {ids['list']}")
             wrong += 1
