@@ -35,8 +35,8 @@ FITTED = ("threshold",)
 OTHERS = (*PACERS, "tiers", *FITTED, "random")
 ONE_ATTEMPT = (*LEARNERS, *OTHERS)
 VERIFICATIONS = ("adaptive", "single")
-ORDERS = {1: 100, 8: 20}
-ORDERS_CRB = {1: 40, 8: 5}
+ORDERS = {1: 30, 8: 8}
+ORDERS_CRB = {1: 10, 8: 2}
 """By passes: eight of CodeRouterBench are 200,000 decisions an order and selector."""
 FIGURE = "over_hull_cross_fitted_pp"
 
@@ -72,8 +72,7 @@ def paired(result: Result) -> dict[str, Any]:
             pairs[f"preset_minus.{policy}.{verification}"] = ((PRESET, verification), (policy, verification))
         if verification == "adaptive" and policy in (*LEARNERS, *PACERS, "cascade"):
             pairs[f"adaptive_minus_single.{policy}"] = ((policy, "adaptive"), (policy, "single"))
-    rng = Streams(result.config.seed).at("bootstrap", 0)  # the halvings of the other figures
-    found = paired_gains(result.stream, result.scored, pairs, result.config.n_draws, rng)
+    found = paired_gains(result.judged, pairs)
     return {"paired": {name: {"value": one.value, "ci95": list(one.ci95)} for name, one in found.items()}}
 
 
