@@ -132,6 +132,18 @@ class Ladder:
             self._part["next"].learn(f"{failed}{_PAIR}{candidate}", x, success)
         self._part["cost"].learn(candidate, x, min(cost_usd, REWARD_MAX))
 
+    def unlearn(self, x: Vector, failed: str | None, candidate: str, *, success: float, cost_usd: float) -> None:
+        """What was learned of an attempt was wrong: take it back, with the very words of `learn`.
+
+        Raises:
+            LawBroken: no such attempt was learned (law L11).
+        """
+        if failed is None:
+            self._part["first"].unlearn(candidate, x, success)
+        else:
+            self._part["next"].unlearn(f"{failed}{_PAIR}{candidate}", x, success)
+        self._part["cost"].unlearn(candidate, x, min(cost_usd, REWARD_MAX))
+
     def audited(self, *, passed: bool, is_right: bool) -> None:
         """The truth about an attempt that the verifier has judged became known."""
         first = 2 if is_right else 0

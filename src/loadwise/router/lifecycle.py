@@ -183,6 +183,7 @@ class Lifecycle:
         corrected = desk.credit.correct(program.decision_id, verdict.success, program.attempt_cost_usd, rates)
         if corrected is None or corrected == (None, None):
             return
+        self._escalation.correct(program, verdict.success)
         program.reward, program.is_credited = corrected.after, corrected.after is not None
         desk.out.append(
             c.RecordCredit(
