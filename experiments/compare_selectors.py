@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from experiments.cells import CRB_MODELS, PAIRS, arguments_of, list_of, record, recorded, run_cell, shown
+from experiments.cold_packs import half_packs
 from loadwise.kernel.streams import Streams
 from loadwise.lab.arms import make_arms
 from loadwise.lab.experiment import Result
@@ -24,7 +25,7 @@ from loadwise.lab.offline import complexity
 from loadwise.lab.stream import AgentChoice, Stream, read_stream
 from loadwise.policy.base import Candidate, Context, Feedback
 
-IDS = ("swe+terminal2", "crb")
+IDS = ("swe+terminal2", "crb", "pack_0", "pack_1")
 PRESET = "loadwise"
 RELEASED = "acrouter?n_forced=0&exploration_floor=0"
 """ACRouter's rule as released; `acrouter` alone tries every model first, as the code of its study does."""
@@ -61,6 +62,22 @@ def main() -> None:
             ids = list_of(families)
             cells[name] = run_cell(name, arguments.data, families, models, ids=ids, add=paired, **settings)
             record("selectors", list(cells.values()), table(list(cells.values()), latency))
+    if arguments.only is None or arguments.only in "pack":
+        cells |= {one["cell"]: one for one in known_beforehand(arguments.data, arguments.orders)}
+        record("selectors", list(cells.values()), table(list(cells.values()), latency))
+
+
+def known_beforehand(data: Path, orders: int) -> list[dict[str, Any]]:
+    """Cold, the preset with a pack of other models and tasks beside the threshold, which was fitted beforehand too."""
+    found = []
+    for pair in PAIRS:
+        with half_packs(data, excluded={model for one in PAIRS for model in one}) as packs:
+            settings: dict[str, Any] = {"policies": (PRESET, *FITTED), "packs": packs, "n_orders": orders}
+            name = f"swe+terminal2 {'/'.join(pair)} 1 pack"
+            ids = list_of(("swe", "terminal2"))
+            more = {"ids": ids, "add": paired, "n_passes": 1, **settings}
+            found.append(run_cell(name, data, ("swe", "terminal2"), pair, **more))
+    return found
 
 
 def paired(result: Result) -> dict[str, Any]:
@@ -70,7 +87,7 @@ def paired(result: Result) -> dict[str, Any]:
     for policy, verification in sorted(arms):
         if policy not in (PRESET, BEST, "cascade"):
             pairs[f"preset_minus.{policy}.{verification}"] = ((PRESET, verification), (policy, verification))
-        if verification == "adaptive" and policy in (*LEARNERS, *PACERS, "cascade"):
+        if (policy, "single") in arms and verification == "adaptive" and policy in (*LEARNERS, *PACERS, "cascade"):
             pairs[f"adaptive_minus_single.{policy}"] = ((policy, "adaptive"), (policy, "single"))
     found = paired_gains(result.judged, pairs)
     return {"paired": {name: {"value": one.value, "ci95": list(one.ci95)} for name, one in found.items()}}
@@ -78,6 +95,8 @@ def paired(result: Result) -> dict[str, Any]:
 
 def table(cells: Sequence[dict[str, Any]], latency: dict[str, str]) -> str:
     """Every selector against every cell so far, and how the preset stands to each."""
+    packed = [cell for cell in cells if cell["cell"].endswith(" pack")]
+    cells = [cell for cell in cells if cell not in packed]
     head = " | ".join(f"{short(cell)}" for cell in cells)
     orders = [f"{short(cell)} passes: {cell['config']['n_orders']}" for cell in cells]
     lines = [
@@ -112,7 +131,26 @@ def table(cells: Sequence[dict[str, Any]], latency: dict[str, str]) -> str:
     for policy in (*LEARNERS, *PACERS, "cascade"):
         found = [difference(cell, f"adaptive_minus_single.{policy}") for cell in cells]
         lines.append(f"| {policy} | {' | '.join(found)} |")
-    return "\n".join([*lines, "", *attempts(cells), "", *standing(cells)]) + "\n"
+    return "\n".join([*lines, "", *attempts(cells), "", *standing(cells), *told_before(packed)]) + "\n"
+
+
+def told_before(cells: Sequence[dict[str, Any]]) -> list[str]:
+    """The preset and the threshold where both know something before the first request."""
+    if not cells:
+        return []
+    lines = [
+        "",
+        "Cold with knowledge from before: the threshold knows both models on the other half of the tasks; a pack other"
+        " models on the other half, not these two.",
+        "",
+        "| stream | preset with a pack | threshold | difference, paired |",
+        "| --- | --- | --- | --- |",
+    ]
+    for cell in cells:
+        gains = [gain(cell, policy, "adaptive") for policy in (PRESET, *FITTED)]
+        name = cell["cell"].removesuffix(" 1 pack")
+        lines.append(f"| {name} | {' | '.join(gains)} | {difference(cell, 'preset_minus.threshold.adaptive')} |")
+    return lines
 
 
 def short(cell: dict[str, Any]) -> str:
