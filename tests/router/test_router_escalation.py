@@ -274,6 +274,28 @@ def test_a_ladder_that_began_anew_is_not_told_to_take_back() -> None:
     assert twin.router.desk.ladder is not None and twin.router.desk.ladder.dump() == before
 
 
+@pytest.mark.parametrize("audited", [False, True])
+def test_a_persons_sample_tells_how_often_the_verifier_is_wrong(audited: bool) -> None:
+    """Only where it is said to be a random sample; the agent's opinion and abstentions are no verifier's word."""
+    h = host(escalation=EscalationConfig(audited=audited, optimism=0.0))
+    said = [("pass", "fail"), ("fail", "fail")] * 6 + [("fail", "pass"), ("pass", "pass"), ("pass", "pass")] * 4
+    said += [("abstain", "pass"), ("pass", "abstain")]
+    for number, (machine, person) in enumerate(said):
+        name = f"p{number}"
+        h.serve(name)
+        h.finish(name)
+        h.judge(name, machine)
+        verdict = Verdict(verdict=VerdictKind(person), verifier="human")
+        h.send(e.VerdictArrived(at_s=h.now_s, program_id=name, verdict=verdict))
+    ladder = h.router.desk.ladder
+    assert ladder is not None
+    if not audited:
+        assert ladder.rates is None
+        return
+    # Of 12 wrong ones 6 passed, of 12 right ones 4 failed; five of the assumed .15 count with them.
+    assert ladder.rates == pytest.approx(((6 + 0.75) / 17, (4 + 0.75) / 17))
+
+
 def test_what_does_not_pay_is_not_tried() -> None:
     """After attempts that never brought anything the ladder stops, and where they do it goes on."""
     for second, is_open in (("pass", True), ("fail", False)):

@@ -39,6 +39,9 @@ RATE_MAX = 0.3
 AUDIT_PRIOR = 5.0
 """Audited attempts' worth of the assumed rates that audits begin with."""
 
+AUDITED_MAX = 0.49
+"""The largest false rate that audits may say: a verdict that is wrong half of the time tells nothing."""
+
 _PAIR = "\x1f"
 """Between the names of a pair; no model's name holds it."""
 
@@ -161,8 +164,8 @@ class Ladder:
         else:
             before = (options.false_pass, options.false_fail)
         return (
-            (n_passed + AUDIT_PRIOR * before[0]) / (n_wrong + AUDIT_PRIOR),
-            (n_failed + AUDIT_PRIOR * before[1]) / (n_right + AUDIT_PRIOR),
+            min((n_passed + AUDIT_PRIOR * before[0]) / (n_wrong + AUDIT_PRIOR), AUDITED_MAX),
+            min((n_failed + AUDIT_PRIOR * before[1]) / (n_right + AUDIT_PRIOR), AUDITED_MAX),
         )
 
     def climb(

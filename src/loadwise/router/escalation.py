@@ -22,7 +22,7 @@ Nothing loops: every attempt takes a model that the program has not tried, `atte
 from loadwise.kernel import commands as c
 from loadwise.kernel.commands import AttemptRecord
 from loadwise.kernel.ids import ModelId
-from loadwise.kernel.work import ProgramState, Verdict, VerdictKind
+from loadwise.kernel.work import HUMAN, ProgramState, Verdict, VerdictKind
 from loadwise.policy.ladder import Rung
 
 from .binding import Binding
@@ -78,6 +78,17 @@ class Escalation:
             ladder.unlearn(x, taught.failed, program.model, success=taught.success, cost_usd=taught.cost_usd)
         if success is not None:
             self.learn(program, success)
+
+    def audit(self, before: Verdict | None, person: Verdict) -> None:
+        """A person has judged what a verifier had judged: where that is a random sample, it tells the false rates."""
+        config, ladder = self._desk.config.escalation, self._desk.ladder
+        if config is None or ladder is None or not config.audited or before is None:
+            return
+        if person.verifier != HUMAN or before.verifier in (HUMAN, SELF):
+            return
+        told = (VerdictKind.PASS, VerdictKind.FAIL)
+        if before.verdict in told and person.verdict in told:
+            ladder.audited(passed=before.verdict is VerdictKind.PASS, is_right=person.verdict is VerdictKind.PASS)
 
     def reopen(self, program: Program, verdict: Verdict, rates: tuple[float, float] | None) -> bool:
         """Open a judged program again where another attempt pays. False where the verdict is its last.

@@ -173,6 +173,7 @@ class Lifecycle:
     def _correct(self, program: Program, verdict: Verdict) -> None:
         """Another verdict takes the place of the one that stands; what that one taught is taken back first (L11)."""
         desk = self._desk
+        self._escalation.audit(program.verdict, verdict)
         program.verdict = verdict
         desk.counts.verdicts_corrected += 1
         if program.state is _S.CENSORED:
