@@ -117,3 +117,20 @@ def test_lists_are_the_tasks_of_the_outcomes() -> None:
     streams = [("swe+terminal2", ["swe", "terminal2"], list(pair)) for pair in PAIRS] + [("crb", ["crb"], CRB_MODELS)]
     for name, families, models in streams:
         require_listed(LISTS.tasks(name), read_stream(DATA, families, models, agents).tasks, f"list {name!r}")
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="no measured outcomes beside the repository")
+def test_the_orchestrators_tasks_are_listed() -> None:
+    """What `lab orchestrator` probes and scores with its defaults and seed 0 are the committed lists."""
+    from loadwise.lab.orchestrated import OrchestratorConfig, run_orchestrator
+
+    config = OrchestratorConfig(
+        outcomes=str(DATA),
+        families=("swe", "terminal2"),
+        models=PAIRS[0],
+        cost_weights_per_usd=(0.1,),
+        verifications=("adaptive",),
+    )
+    compared = run_orchestrator(config, lambda prompt: PAIRS[0][0])
+    assert compared.probed_ids_sha256 == LISTS.sha256("orchestrator_probed")
+    assert compared.scored_ids_sha256 == LISTS.sha256("orchestrator_scored")
