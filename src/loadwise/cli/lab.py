@@ -105,8 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _replay(arguments: argparse.Namespace) -> int:
     """Replay, write the files asked for, report."""
-    from loadwise.lab.experiment import COST_WEIGHTS, ReplayConfig, run_replay
-    from loadwise.lab.feedback import FeedbackSpec
+    from loadwise.lab.experiment import run_replay
     from loadwise.lab.report import as_json
     from loadwise.settings import require_seed
 
@@ -115,14 +114,29 @@ def _replay(arguments: argparse.Namespace) -> int:
         arguments.orders = min(arguments.orders, 1)
         arguments.passes = min(arguments.passes, QUICK_PASSES)
         arguments.draws = min(arguments.draws, QUICK_DRAWS)
-    weights = (
-        COST_WEIGHTS if arguments.cost_weights is None else split_numbers("--cost-weights", arguments.cost_weights)
-    )
     for path in (arguments.markdown, arguments.plot):
         _require_place(path)
     if arguments.plot is not None and Path(arguments.plot).suffix not in PLOTS:
         raise ConfigError(f"--plot is {arguments.plot!r}; it must end in one of {', '.join(PLOTS)}")
-    config = ReplayConfig(
+    config = _config(arguments)
+    results = [run_replay(one, say) for one in _coupled(config, arguments)]
+    _write(results, arguments.markdown, arguments.plot)
+    if arguments.json:
+        told = [as_json(result, arguments.experiment) for result in results]
+        couplings = {result.config.coupling: one for result, one in zip(results, told, strict=True)}
+        put_json({**told[0], "couplings": couplings} if config.submissions else told[0])
+    else:
+        for result in results:
+            _show(result)
+    return 0
+
+
+def _config(arguments: argparse.Namespace) -> "ReplayConfig":
+    from loadwise.lab.experiment import COST_WEIGHTS, ReplayConfig
+    from loadwise.lab.feedback import FeedbackSpec
+
+    weights = arguments.cost_weights
+    return ReplayConfig(
         outcomes=arguments.outcomes,
         families=split_names(arguments.stream),
         models=split_names(arguments.models),
@@ -130,7 +144,7 @@ def _replay(arguments: argparse.Namespace) -> int:
         policies=None if arguments.policies is None else split_names(arguments.policies),
         n_passes=arguments.passes,
         n_orders=arguments.orders,
-        cost_weights=weights,
+        cost_weights=COST_WEIGHTS if weights is None else split_numbers("--cost-weights", weights),
         verifications=split_names(arguments.verification),
         feedback=FeedbackSpec(
             misclassified=arguments.misclassified,
@@ -146,16 +160,6 @@ def _replay(arguments: argparse.Namespace) -> int:
         n_draws=arguments.draws,
         seed=arguments.seed,
     )
-    results = [run_replay(one, say) for one in _coupled(config, arguments)]
-    _write(results, arguments.markdown, arguments.plot)
-    if arguments.json:
-        told = [as_json(result, arguments.experiment) for result in results]
-        couplings = {result.config.coupling: one for result, one in zip(results, told, strict=True)}
-        put_json({**told[0], "couplings": couplings} if config.submissions else told[0])
-    else:
-        for result in results:
-            _show(result)
-    return 0
 
 
 def _coupled(config: "ReplayConfig", arguments: argparse.Namespace) -> "list[ReplayConfig]":
