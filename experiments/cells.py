@@ -9,18 +9,23 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from loadwise.lab.coupled import Coupling, join, read_margins, write_outcomes
-from loadwise.lab.experiment import ReplayConfig, run_replay
+from loadwise.lab.experiment import ReplayConfig, Result, run_replay
 from loadwise.lab.report import as_json
+from loadwise.lab.task_lists import TaskLists
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT.parent / "shared" / "data"
 RESULTS = ROOT / "experiments" / "results"
+IDS_FOLDER = ROOT / "experiments" / "ids"
+
+NO_IDS = {"list": None, "why": "programs are drawn by seed; no measured task is in it"}
+"""What a result of a simulated world says instead of a list."""
 
 TAU2_DOMAINS = ("airline", "retail", "telecom")
 TAU2_SUBMISSION = {
@@ -41,6 +46,15 @@ CRB_MODELS = [
     "qwen3-max",
     "qwen3.5-plus",
 ]
+
+
+LIST_BY_FAMILY = {"tau2": "tau2_constructed"}
+"""Committed lists that are not named as their family."""
+
+
+def list_of(families: Sequence[str]) -> str:
+    """The committed list of a stream of whole families."""
+    return "+".join(LIST_BY_FAMILY.get(family, family) for family in families)
 
 
 STREAMS = {
@@ -77,17 +91,46 @@ def with_tau2(data: Path, models: Sequence[str], coupling: Coupling) -> Iterator
         yield folder
 
 
-def run_cell(name: str, folder: Path, families: Sequence[str], models: Sequence[str], **more: Any) -> dict[str, Any]:
-    """One replay as its JSON object, under a name; says what it found."""
+def run_cell(
+    name: str,
+    folder: Path,
+    families: Sequence[str],
+    models: Sequence[str],
+    *,
+    ids: str,
+    add: Callable[[Result], Mapping[str, Any]] = lambda _: {},
+    **more: Any,
+) -> dict[str, Any]:
+    """One replay as its JSON object, under a name; says what it found.
+
+    Args:
+        ids: the committed list of its tasks.
+        add: what else is recorded of the replay.
+    """
     config = ReplayConfig(outcomes=str(folder), families=tuple(families), models=tuple(models), **more)
-    result = as_json(run_replay(config))
+    replayed = run_replay(config)
+    result = {**as_json(replayed), **add(replayed)}
     result["config"].pop("outcomes")  # a path of this machine
     result["machine"] = {key: result["machine"][key] for key in ("cores", "python")}
     print(f"{name}: {result['n_tasks']} tasks")
     for figure, value in result["values"].items():
         low, high = result["ci95"][figure]
         print(f"  {figure} {value:+.2f} [{low:+.2f}, {high:+.2f}]", flush=True)
-    return {"cell": name, **result}
+    return {"cell": name, "ids": ids_of(ids, result["config"]["task_ids_sha256"]), **result}
+
+
+def ids_of(name: str, sha256: str) -> dict[str, Any]:
+    """What a result says of its committed list: its name, its hash, and the halves that chose settings.
+
+    Other outcomes (`--data`) may have other tasks: then the list is null, and the result is not one to commit.
+    """
+    lists = TaskLists(IDS_FOLDER)
+    if lists.sha256(name) != sha256:
+        print(f"these are not the tasks of list {name!r}: their SHA-256 is {sha256}")
+        return {"list": None, "sha256": sha256}
+    found: dict[str, Any] = {"list": name, "sha256": sha256}
+    halvings = lists.index.splits.get(f"{name}.halvings")
+    return found if halvings is None else {**found, "halvings_sha256": halvings.sha256}
 
 
 def record(script: str, cells: Sequence[Mapping[str, Any]], table: str) -> None:

@@ -21,7 +21,9 @@ from loadwise.lab.outcomes import read_outcomes, read_texts
 from loadwise.lab.pack import write_pack
 from loadwise.lab.pack_build import BuildConfig, build_pack
 
+IDS = ("swe+terminal2", "crb", "pack_0", "pack_1")
 FAMILIES = ("swe", "terminal2")
+STREAM = "swe+terminal2"
 PACKED = ("linucb", "linucb?prior_strength=0.3", "linucb?prior_strength=3", "loadwise")
 PLAIN = ("linucb", "loadwise", "linucb?component_ridge=25")
 ALL_EIGHT = (*PLAIN, "linucb?component_ridge=25&alpha=0.75", "linucb?component_ridge=25&ridge=0.5")
@@ -37,11 +39,12 @@ def main() -> None:
     for pair in PAIRS:
         with half_packs(arguments.data, excluded={model for one in PAIRS for model in one}) as packs:
             more = {**settings, "policies": PACKED, "packs": packs}
-            cells.append(run_cell(f"swe+terminal2 {pair[0]} pack", arguments.data, FAMILIES, pair, **more))
+            cells.append(run_cell(f"swe+terminal2 {pair[0]} pack", arguments.data, FAMILIES, pair, ids=STREAM, **more))
         more = {**settings, "policies": PLAIN}
-        cells.append(run_cell(f"swe+terminal2 {pair[0]} none", arguments.data, FAMILIES, pair, **more))
+        cells.append(run_cell(f"swe+terminal2 {pair[0]} none", arguments.data, FAMILIES, pair, ids=STREAM, **more))
         record("cold_packs", cells, table(cells))
-    cells.append(run_cell("crb all-8 none", arguments.data, ["crb"], CRB_MODELS, **settings, policies=ALL_EIGHT))
+    settings["policies"] = ALL_EIGHT
+    cells.append(run_cell("crb all-8 none", arguments.data, ["crb"], CRB_MODELS, ids="crb", **settings))
     record("cold_packs", cells, table(cells))
 
 

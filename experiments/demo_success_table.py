@@ -36,6 +36,7 @@ from typing import Any
 
 import yaml
 
+IDS = ("mmlu_pro",)
 DOMAIN_BY_FAMILY = {
     "arithmetic": "math",
     "dates": "business",

@@ -21,15 +21,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.cells import PAIRS, RESULTS, arguments_of, record
+from experiments.cells import PAIRS, RESULTS, arguments_of, ids_of, record
 from loadwise.kernel.streams import Streams
 from loadwise.lab.bootstrap import interval, task_draws
 from loadwise.lab.features import make_contexts
+from loadwise.lab.judge import halving
 from loadwise.lab.ladder import Baselines, Climbed, Noise, best_mix, cascade_of, replay_ladder
 from loadwise.lab.replay import World
 from loadwise.lab.report import commit
 from loadwise.lab.stream import AgentChoice, Stream, read_stream
+from loadwise.lab.task_lists import task_digest
 
+IDS = ("swe+terminal2", "swe_mixed+terminal2+bfcl_mixed")
 RATES = (0.0, 0.1, 0.2, 0.3)
 WEIGHTS = (0.0, 0.1, 0.25, 0.5)
 N_HALVINGS, N_DRAWS = 10, 2000
@@ -93,20 +96,11 @@ def gains(held: Held, shares: np.ndarray, ours: tuple[np.ndarray, np.ndarray, np
     return np.column_stack(found)
 
 
-def halving(stream: Stream, rng: np.random.Generator) -> np.ndarray:
-    """Half of the tasks of each family, as a mask."""
-    is_second = np.zeros(stream.n_tasks, dtype=bool)
-    for family in np.unique(stream.family):
-        tasks = rng.permutation(np.flatnonzero(stream.family == family))
-        is_second[tasks[: len(tasks) // 2]] = True
-    return is_second
-
-
 def crossed(held: Held, stream: Stream, rng: np.random.Generator) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """For each halving the tasks under the cost weight that did best on the other half."""
     fits = []
     for _ in range(N_HALVINGS):
-        is_second = halving(stream, rng)
+        is_second = halving(stream.family, rng)
         place = np.zeros(stream.n_tasks, dtype=int)
         for chosen_on in (is_second, ~is_second):
             share = (chosen_on / chosen_on.sum())[None]
@@ -145,9 +139,10 @@ def run_cell(name: str, world: World, noise: Noise, n_orders: int) -> dict[str, 
     keys = ("over_never_pp", "over_cascade_pp")
     result = {
         "cell": name,
+        "ids": ids_of(IDS["mixed" in name], task_digest(stream.tasks)),
         "commit": commit(),
         "n_tasks": stream.n_tasks,
-        "task_ids_sha256": digest(stream),
+        "task_ids_sha256": task_digest(stream.tasks),
         "n_orders": n_orders,
         "n_passes": world.n_passes,
         "seed": world.streams.seed,
@@ -168,12 +163,6 @@ def run_cell(name: str, world: World, noise: Noise, n_orders: int) -> dict[str, 
     shown = ", ".join(f"{key} {result['values'][key]:+.2f} {np.round(result['ci95'][key], 2).tolist()}" for key in keys)
     print(f"{name}: {shown}", flush=True)
     return result
-
-
-def digest(stream: Stream) -> str:
-    """Of the task list, as every experiment records it."""
-    lines = (f"{stream.families[f]}\t{task}" for f, task in zip(stream.family, stream.task_ids, strict=True))
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def cells_of(name: str, stream: Stream, n_orders: int) -> Iterator[dict[str, Any]]:

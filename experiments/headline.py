@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.cells import CRB_MODELS, PAIRS, arguments_of, record, recorded, run_cell, shown
+from experiments.cells import CRB_MODELS, PAIRS, arguments_of, list_of, record, recorded, run_cell, shown
 
+IDS = ("swe+terminal2", "crb")
 SETTINGS = (
     "linucb",
     "linucb?ridge=0.3",
@@ -48,7 +49,7 @@ def main() -> None:
                 if arguments.only is not None and arguments.only not in name:
                     continue
                 settings: dict[str, Any] = {"n_orders": arguments.orders, "n_passes": n_passes, "policies": policies}
-                cells[name] = run_cell(name, arguments.data, families, models, **settings)
+                cells[name] = run_cell(name, arguments.data, families, models, ids=list_of(families), **settings)
     record("headline", [cells[name] for name in sorted(cells)], _table(cells))
 
 

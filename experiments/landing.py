@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.cells import CRB_MODELS, PAIRS, arguments_of, record, run_cell
+from experiments.cells import CRB_MODELS, PAIRS, arguments_of, list_of, record, run_cell
 from loadwise.lab.feedback import FeedbackSpec
 
+IDS = ("swe+terminal2", "crb")
 IN_FLIGHT = (16, 64)
 ARMS = ("delayed", "batch", "slots")
 
@@ -34,7 +35,7 @@ def main() -> None:
                     "feedback": FeedbackSpec(concurrency=arm, in_flight=in_flight),  # type: ignore[arg-type]
                 }
                 cell = f"{name} {n_passes} {arm} {in_flight}"
-                cells.append(run_cell(cell, arguments.data, families, models, **settings))
+                cells.append(run_cell(cell, arguments.data, families, models, ids=list_of(families), **settings))
     lines = [
         "Success at cost weight 0, %, and its difference to sequential in pp.",
         "",

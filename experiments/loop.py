@@ -17,11 +17,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from experiments.cells import NO_IDS
 from loadwise.lab.report import commit
 from loadwise.sim.scenario import Scenario, convert_scenario
 from loadwise.sim.simulate import simulate
 
 RESULTS = Path(__file__).parent / "results"
+IDS: tuple[str, ...] = ()
+"""Programs are drawn by seed in the simulator: there are no tasks to list."""
 N_PROGRAMS = 108
 N_PROGRAMS_96 = 384
 """Four batches of 96."""
@@ -147,7 +150,14 @@ def main() -> None:
     with ProcessPoolExecutor(arguments.processes, mp_context=get_context("spawn")) as pool:
         rows = list(pool.map(run_cell, cells(arguments.seeds)))
     text = table(rows)
-    said = {"commit": commit(), "n_seeds": arguments.seeds, "success": SUCCESS, "verdict_s": VERDICT_S, "cells": rows}
+    said = {
+        "ids": NO_IDS,
+        "commit": commit(),
+        "n_seeds": arguments.seeds,
+        "success": SUCCESS,
+        "verdict_s": VERDICT_S,
+        "cells": rows,
+    }
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "loop.json").write_text(json.dumps(said, indent=1) + "\n")
     (RESULTS / "loop.md").write_text(text)

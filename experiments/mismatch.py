@@ -10,10 +10,11 @@ import argparse
 import json
 from pathlib import Path
 
-from experiments.cells import DATA, PAIRS, RESULTS, record, with_tau2
+from experiments.cells import DATA, PAIRS, RESULTS, ids_of, list_of, record, with_tau2
 from loadwise.lab.mismatch import MismatchConfig, read_selector, run_mismatch
 from loadwise.lab.mismatch_report import as_json, as_markdown, write_plot
 
+IDS = ("tau2_constructed+swe+terminal2", "tau2_constructed", "swe", "terminal2")
 FAMILIES = ("tau2", "swe", "terminal2")
 WEIGHTS = (0.0, 0.25, 0.75, 2.0)
 PAPER = "Paper, adaptive: tau2 +8.9 [+4.1, +16.4], terminal2 +9.9 [+4.2, +13.8], swe +17.9; patch-only about 0."
@@ -44,7 +45,8 @@ def main() -> None:
         result = as_json(found)
         result["config"].pop("outcomes")  # a path of this machine
         result["machine"] = {key: result["machine"][key] for key in ("cores", "python")}
-        cells.append({"cell": "/".join(pair), **result})
+        ids = ids_of(list_of(FAMILIES), result["config"]["task_ids_sha256"])
+        cells.append({"cell": "/".join(pair), "ids": ids, **result})
         held = [f"{check['key']} {'holds' if check['holds'] else 'MISSED'}" for check in result["checks"]]
         tables.append(f"## {' / '.join(pair)}\n\n{as_markdown(found)}\n{'; '.join(held)}.")
         write_plot(found, str(RESULTS / f"mismatch_{pair[0]}.svg"))

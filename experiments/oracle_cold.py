@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.cells import CRB_MODELS, PAIRS, STREAMS, arguments_of, record, run_cell, shown, with_tau2
+from experiments.cells import CRB_MODELS, PAIRS, STREAMS, arguments_of, list_of, record, run_cell, shown, with_tau2
 
+IDS = ("tau2_constructed+swe+terminal2", "tau2_constructed+swe", "swe+terminal2", "crb")
 PAPER = {"fig5": "+0.9 [-1.4, +4.3]", "fig9": "+1.6 [-1.3, +5.7]", "fig10": "-0.8 [-2.1, +2.6]", "crb": ""}
 POLICIES = ("linucb", "loadwise", "lints")
 
@@ -28,10 +29,12 @@ def main() -> None:
         for pair in PAIRS:
             for figure, families in STREAMS.items():
                 with with_tau2(arguments.data, pair, "independent") as folder:
-                    cells.append(run_cell(f"{figure} {'/'.join(pair)} {embedder}", folder, families, pair, **settings))
-        cells.append(run_cell(f"crb all-8 {embedder}", arguments.data, ["crb"], CRB_MODELS, **settings))
+                    name = f"{figure} {'/'.join(pair)} {embedder}"
+                    cells.append(run_cell(name, folder, families, pair, ids=list_of(families), **settings))
+        cells.append(run_cell(f"crb all-8 {embedder}", arguments.data, ["crb"], CRB_MODELS, ids="crb", **settings))
         pair = ("qwen3-max", "claude-opus-4-6")
-        cells.append(run_cell(f"crb {'/'.join(pair)} {embedder}", arguments.data, ["crb"], pair, **settings))
+        name = f"crb {'/'.join(pair)} {embedder}"
+        cells.append(run_cell(name, arguments.data, ["crb"], pair, ids="crb", **settings))
     lines = [
         "One pass. Midpoint: over random mixing at the midpoint cost; cross-fitted: over the hull, the cost weight of"
         " each half of the tasks chosen on the other half; worst: lowest gain over all cost weights. τ² is constructed"

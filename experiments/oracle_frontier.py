@@ -6,9 +6,10 @@ matched cost on the streams with τ².
 
 from __future__ import annotations
 
-from experiments.cells import PAIRS, STREAMS, arguments_of, record, run_cell, shown, with_tau2
+from experiments.cells import PAIRS, STREAMS, arguments_of, list_of, record, run_cell, shown, with_tau2
 from loadwise.lab.coupled import COUPLINGS
 
+IDS = ("tau2_constructed+swe+terminal2", "tau2_constructed+swe", "swe+terminal2")
 PAPER = {
     "fig5": ("between +3.8 and +7.2 over the widths of Table 6", "about +7"),
     "fig9": ("between +4.0 and +8.4 over the widths of Table 6", "+8.3 [+2.7, +15.1]"),
@@ -30,10 +31,10 @@ def main() -> None:
             for coupling in COUPLINGS if "tau2" in families else ("measured",):
                 name = f"{figure} {'/'.join(pair)} {coupling}"
                 if coupling == "measured":
-                    cells.append(run_cell(name, arguments.data, families, pair, **settings))
+                    cells.append(run_cell(name, arguments.data, families, pair, ids=list_of(families), **settings))
                     continue
                 with with_tau2(arguments.data, pair, coupling) as folder:
-                    cells.append(run_cell(name, folder, families, pair, **settings))
+                    cells.append(run_cell(name, folder, families, pair, ids=list_of(families), **settings))
     lines = [
         "| stream and pair | τ² | over mixing at midpoint: paper | ours | adaptive over single: paper | ours |",
         "| --- | --- | --- | --- | --- | --- |",

@@ -5,8 +5,9 @@ Reading: over random mixing at the midpoint cost every width is above zero, on e
 
 from __future__ import annotations
 
-from experiments.cells import PAIRS, STREAMS, arguments_of, record, run_cell, shown, with_tau2
+from experiments.cells import PAIRS, STREAMS, arguments_of, list_of, record, run_cell, shown, with_tau2
 
+IDS = ("tau2_constructed+swe+terminal2", "tau2_constructed+swe", "swe+terminal2")
 WIDTHS = (0.1, 0.3, 0.6, 1.0, 1.5)
 PAPER = {"fig5": "+3.8 to +7.2", "fig9": "+4.0 to +8.4", "fig10": "+6.1 to +7.0"}
 
@@ -20,7 +21,8 @@ def main() -> None:
         for figure, families in STREAMS.items():
             with with_tau2(arguments.data, pair, "independent") as folder:
                 name = f"{figure} {'/'.join(pair)}"
-                cells.append(run_cell(name, folder, families, pair, n_orders=arguments.orders, policies=policies))
+                settings = {"n_orders": arguments.orders, "policies": policies}
+                cells.append(run_cell(name, folder, families, pair, ids=list_of(families), **settings))
     lines = [
         "Over random mixing at the midpoint cost, pp; τ² is constructed (independent).",
         "",

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from experiments.cells import DATA, RESULTS
+from experiments.cells import DATA, RESULTS, ids_of
 from loadwise.kernel.streams import Streams
 from loadwise.lab.selector import THREE, Known, SelectorConfig, embed_texts, read_classes, run_selector
 from loadwise.lab.selector_report import as_json, as_markdown
@@ -24,6 +24,8 @@ from loadwise.verify import task_types
 from loadwise.verify.task_types import fit, margins
 from loadwise.verify.task_types_text import PLACES, RUNS_WEIGHT, SHAPES_WEIGHT, WORDS_WEIGHT, describe
 
+IDS = ("selector_all", "selector_first", "selector_second")
+"""Texts have no ids of their own: the lists hold the beginning of each one's hash."""
 N_DRAWS = 50
 GRID = tuple(product((0.5, 1.0, 1.5), (1.5, 2.5), (0.0, 0.25), (4.0, 6.0, 16.0)))
 SHIPPED = (WORDS_WEIGHT, RUNS_WEIGHT, SHAPES_WEIGHT, task_types.RIDGE)
@@ -42,7 +44,9 @@ def main(known: Known | None = None) -> None:
     second = run_selector(half, say, known)
     result = as_json(everything)
     result["machine"] = {key: result["machine"][key] for key in ("cores", "python")}
+    result["ids"] = ids_of("selector_all", result["config"]["text_ids_sha256"])
     result["second_half"] = {key: as_json(second)[key] for key in ("config", "values", "ci95", "checks")}
+    result["second_half"]["ids"] = ids_of("selector_second", result["second_half"]["config"]["text_ids_sha256"])
     rounded = json.loads(json.dumps(result), parse_float=lambda text: round(float(text), 6))
     (RESULTS / "selector.json").write_text(json.dumps(rounded) + "\n")
     checks = [

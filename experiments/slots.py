@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from experiments.cells import PAIRS, arguments_of, record, run_cell
 from loadwise.lab.feedback import FeedbackSpec
 
+IDS = tuple(f"slots_{sample}_{n_tasks}" for sample in range(3) for n_tasks in (100, 800))
 N_TASKS = 100
 N_COPIES = (1, 8)
 IN_FLIGHT = (1, 4, 12, 24, 48, 96)
@@ -46,7 +47,8 @@ def main() -> None:
                                 "feedback": FeedbackSpec(concurrency=arm, in_flight=in_flight),  # type: ignore[arg-type]
                             }
                             name = f"{'/'.join(pair)} {n_copies * N_TASKS} {sample} {arm} {in_flight}"
-                            cells.append(run_cell(name, folder, ("swe",), pair, **settings))
+                            ids = f"slots_{sample}_{n_copies * N_TASKS}"
+                            cells.append(run_cell(name, folder, ("swe",), pair, ids=ids, **settings))
     record("slots", cells, table(cells))
 
 

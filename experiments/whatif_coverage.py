@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.cells import RESULTS
+from experiments.cells import NO_IDS, RESULTS
 from loadwise import __version__
 from loadwise.kernel.streams import Streams
 from loadwise.lab.report import commit
@@ -27,6 +27,8 @@ from loadwise.policy.base import Candidate, Context
 from loadwise.policy.stateless import Stateless
 from loadwise.settings import Config
 
+IDS: tuple[str, ...] = ()
+"""Logs are simulated: there are no tasks to list."""
 FIRST_SEED = 10_000
 """Seeds below were used while the interval was chosen, in two other worlds."""
 N_FRESH = 100_000
@@ -161,6 +163,7 @@ def as_object(cells: list[dict[str, Any]], n_logs: int) -> dict[str, Any]:
             checks.append({"key": key, "op": op, "bound": bound, "holds": bool(holds)})
     return {
         "name": "whatif_coverage",
+        "ids": NO_IDS,
         "version": __version__,
         "commit": commit(),
         "machine": {},

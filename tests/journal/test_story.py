@@ -179,3 +179,32 @@ def test_why_tells_the_attempts_of_a_program_apart(tmp_path: Path) -> None:
     text = render_why(explanation)
     assert "credit of decision 1 (small): success 0, cost $0.001" in text
     assert "credit of decision 2 (large): success 1, cost $0.002" in text and "corrected 1 time" in text
+    assert all(decision.is_taken for decision in explanation.decisions) and "nothing ran under it" not in text
+
+
+def test_why_marks_a_further_attempt_that_nobody_took(tmp_path: Path) -> None:
+    """Offered after a fail and withdrawn by a person's word: the decision is shown, and that nothing ran under it."""
+    config = parse_config(
+        {
+            "models": {name: {"usd_per_million": {"input": 1.0}} for name in ("small", "large")},
+            "backends": [{"name": f"b-{name}", "model": name, "engine": "emulator"} for name in ("small", "large")],
+            "router": {"policy": {"name": "fixed", "candidate": "small"}, "escalation": {"optimism": 9.0}},
+        }
+    )
+    stack, turn_id, program_id = open_stack(config, 0), TurnId(1), ProgramId("p")
+    completed = AttemptOutcome.COMPLETED
+    right = Verdict(verdict=VerdictKind.PASS, verifier="human")
+    with JournalWriter(tmp_path / "j", make_header(msgspec.to_builtins(config), seed=0, host="sim")) as writer:
+        for event in (
+            TurnArrived(at_s=1.0, turn_id=turn_id, program_id=program_id, is_final=True),
+            AttemptEnded(at_s=1.0, turn_id=turn_id, attempt=1, outcome=completed, usage=Usage(prompt_tokens=1000)),
+            VerdictArrived(at_s=1.0, program_id=program_id, verdict=Verdict(verdict=VerdictKind.FAIL)),
+            VerdictArrived(at_s=2.0, program_id=program_id, verdict=right),
+        ):
+            writer.append(event, stack.handle(event))
+    explanation = why(tmp_path / "j", "p")
+    assert [(one.chosen, one.reason, one.is_taken) for one in explanation.decisions][1:] == [
+        ("large", "escalation", False)
+    ]
+    assert explanation.decisions[0].is_taken
+    assert render_why(explanation).count("nothing ran under it") == 1

@@ -49,7 +49,7 @@ def test_the_hull_is_made_of_models_and_rises(points: tuple[list[float], list[fl
 
 def test_midpoint_is_between_the_ends_of_the_hull() -> None:
     """A dear model that is no better does not move it."""
-    assert midpoint_usd([1.0, 3.0, 100.0], [0.2, 0.6, 0.6]) == 2.0
+    assert midpoint_usd(hull_vertices([1.0, 3.0, 100.0], [0.2, 0.6, 0.6])) == 2.0
 
 
 def test_a_frontier_is_level_beyond_its_ends() -> None:

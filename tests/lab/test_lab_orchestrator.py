@@ -211,6 +211,7 @@ def test_recorded_answers_repeat_a_run(tmp_path: Path, capsys: pytest.CaptureFix
         assert main([*common, "--url", url, "--record", str(record)]) == 0
     asked = json.loads(capsys.readouterr().out)
     assert "Repair" not in record.read_text() and len(heard) == len(read_answers(str(record)))
+    assert len(asked["config"]["scored_ids_sha256"]) == 64
     assert asked["config"]["answers"] == "emulated" and asked["config"]["reading"] == "plumbing, not result"
     assert asked["values"]["orchestrator.prompt_tokens_p50"] == 660
     assert main([*common, "--answers", str(record)]) == 0

@@ -226,6 +226,76 @@ def test_a_persons_word_withdraws_the_offer() -> None:
     assert program(h).state is ProgramState.CLOSED and program(h).verdict == verdict
 
 
+def judged(h: Host, *kinds: VerdictKind) -> None:
+    """Serve an attempt and judge it, then correct that by the words that follow."""
+    h.serve("p")
+    h.finish("p")
+    for number, kind in enumerate(kinds):
+        verdict = Verdict(verdict=kind, is_correction=number > 0)
+        h.send(e.VerdictArrived(at_s=h.now_s, program_id="p", verdict=verdict))
+
+
+def beliefs(h: Host) -> list[float]:
+    """Means and widths of all that the ladder believes of the two models."""
+    ladder = h.router.desk.ladder
+    assert ladder is not None
+    x = h.router.desk.routing.context(program(h))
+    asked = {"first": ["small", "large"], "next": ["small\x1flarge"], "cost": ["small", "large"]}
+    told = [ladder._part[name].estimate(x, names) for name, names in asked.items()]
+    return [number for means, spreads in told for number in (*means, *spreads)]
+
+
+@pytest.mark.parametrize("before", [[], [VerdictKind.FAIL]])
+@pytest.mark.parametrize("last", [VerdictKind.PASS, VerdictKind.FAIL, VerdictKind.ABSTAIN])
+def test_a_corrected_verdict_is_taken_back_from_the_ladder(before: list[VerdictKind], last: VerdictKind) -> None:
+    """The ladder then is as if only the last word had been said: of first attempts and of further ones."""
+    first = {VerdictKind.PASS: VerdictKind.FAIL, VerdictKind.FAIL: VerdictKind.PASS}.get(last, VerdictKind.PASS)
+    corrected, plain, misled = host(), host(), host()
+    for h in (corrected, plain, misled):
+        for kind in before:
+            judged(h, kind)
+    judged(corrected, first, VerdictKind.ABSTAIN, last)
+    judged(plain, last)
+    judged(misled, first)
+    assert beliefs(corrected) == pytest.approx(beliefs(plain), abs=1e-9)
+    assert beliefs(misled) != pytest.approx(beliefs(plain), abs=1e-3)
+
+
+def test_a_ladder_that_began_anew_is_not_told_to_take_back() -> None:
+    """Under other rates the dump's ladder is left behind; a correction of what it was taught breaks nothing."""
+    h = failed_once()
+    twin = host(escalation=EscalationConfig(optimism=9.0, false_pass=0.1, false_fail=0.1))
+    twin.stack.load(h.stack.dump())
+    ladder = twin.router.desk.ladder
+    assert ladder is not None
+    before = ladder.dump()
+    verdict = Verdict(verdict=VerdictKind.PASS, verifier="human")
+    twin.stack.handle(e.VerdictArrived(at_s=h.now_s, program_id="p", verdict=verdict))
+    assert twin.router.desk.ladder is not None and twin.router.desk.ladder.dump() == before
+
+
+@pytest.mark.parametrize("audited", [False, True])
+def test_a_persons_sample_tells_how_often_the_verifier_is_wrong(audited: bool) -> None:
+    """Only where it is said to be a random sample; the agent's opinion and abstentions are no verifier's word."""
+    h = host(escalation=EscalationConfig(audited=audited, optimism=0.0))
+    said = [("pass", "fail"), ("fail", "fail")] * 6 + [("fail", "pass"), ("pass", "pass"), ("pass", "pass")] * 4
+    said += [("abstain", "pass"), ("pass", "abstain")]
+    for number, (machine, person) in enumerate(said):
+        name = f"p{number}"
+        h.serve(name)
+        h.finish(name)
+        h.judge(name, machine)
+        verdict = Verdict(verdict=VerdictKind(person), verifier="human")
+        h.send(e.VerdictArrived(at_s=h.now_s, program_id=name, verdict=verdict))
+    ladder = h.router.desk.ladder
+    assert ladder is not None
+    if not audited:
+        assert ladder.rates is None
+        return
+    # Of 12 wrong ones 6 passed, of 12 right ones 4 failed; five of the assumed .15 count with them.
+    assert ladder.rates == pytest.approx(((6 + 0.75) / 17, (4 + 0.75) / 17))
+
+
 def test_what_does_not_pay_is_not_tried() -> None:
     """After attempts that never brought anything the ladder stops, and where they do it goes on."""
     for second, is_open in (("pass", True), ("fail", False)):

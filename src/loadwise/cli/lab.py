@@ -1,9 +1,12 @@
 """`loadwise lab NAME`: experiments on measured outcomes, and on simulated load."""
 
 import argparse
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from loadwise.kernel.errors import ConfigError
 
@@ -12,7 +15,7 @@ from .output import add_json_flag, columns, put, put_json, say
 from .pack import parse_siblings
 
 if TYPE_CHECKING:
-    from loadwise.lab.experiment import Result
+    from loadwise.lab.experiment import ReplayConfig, Result
 
 QUICK_PASSES, QUICK_DRAWS = 2, 200
 """What `--quick` does at most, whatever else is asked for."""
@@ -71,6 +74,10 @@ def _add_stream(parser: argparse.ArgumentParser) -> None:
     add("--cost-weights", metavar="A[,...]", help="prices of cost in the reward (default 0 to 3 in nine steps)")
     add("--pack", metavar="FILE[,FILE]", help="experience packs: each task is scored with the first not fitted on it")
     add("--siblings", metavar="MODEL=OTHER[,...]", help="models of the pack that stand for models new to it")
+    named = "construct family tau2 from DIR/tau2_marginals.parquet: which submission stands for which model"
+    add("--submissions", metavar="MODEL=SUBMISSION[,...]", help=named)
+    kinds = "how constructed outcomes of two models go together (default: all three, one after the other)"
+    add("--coupling", metavar="KIND[,KIND...]", help=kinds)
     add("--embedder", default="hash", metavar="KIND", help="of texts: hash (default), minilm, none")
     add("--draws", type=int, default=2000, metavar="N", help="bootstrap draws (default 2000)")
     add("--seed", type=int, default=0, metavar="N", help="fixes all chance (default 0)")
@@ -98,8 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _replay(arguments: argparse.Namespace) -> int:
     """Replay, write the files asked for, report."""
-    from loadwise.lab.experiment import COST_WEIGHTS, ReplayConfig, run_replay
-    from loadwise.lab.feedback import FeedbackSpec
+    from loadwise.lab.experiment import run_replay
     from loadwise.lab.report import as_json
     from loadwise.settings import require_seed
 
@@ -108,14 +114,29 @@ def _replay(arguments: argparse.Namespace) -> int:
         arguments.orders = min(arguments.orders, 1)
         arguments.passes = min(arguments.passes, QUICK_PASSES)
         arguments.draws = min(arguments.draws, QUICK_DRAWS)
-    weights = (
-        COST_WEIGHTS if arguments.cost_weights is None else split_numbers("--cost-weights", arguments.cost_weights)
-    )
     for path in (arguments.markdown, arguments.plot):
         _require_place(path)
     if arguments.plot is not None and Path(arguments.plot).suffix not in PLOTS:
         raise ConfigError(f"--plot is {arguments.plot!r}; it must end in one of {', '.join(PLOTS)}")
-    config = ReplayConfig(
+    config = _config(arguments)
+    results = [run_replay(one, say) for one in _coupled(config, arguments)]
+    _write(results, arguments.markdown, arguments.plot)
+    if arguments.json:
+        told = [as_json(result, arguments.experiment) for result in results]
+        couplings = {result.config.coupling: one for result, one in zip(results, told, strict=True)}
+        put_json({**told[0], "couplings": couplings} if config.submissions else told[0])
+    else:
+        for result in results:
+            _show(result)
+    return 0
+
+
+def _config(arguments: argparse.Namespace) -> "ReplayConfig":
+    from loadwise.lab.experiment import COST_WEIGHTS, ReplayConfig
+    from loadwise.lab.feedback import FeedbackSpec
+
+    weights = arguments.cost_weights
+    return ReplayConfig(
         outcomes=arguments.outcomes,
         families=split_names(arguments.stream),
         models=split_names(arguments.models),
@@ -123,7 +144,7 @@ def _replay(arguments: argparse.Namespace) -> int:
         policies=None if arguments.policies is None else split_names(arguments.policies),
         n_passes=arguments.passes,
         n_orders=arguments.orders,
-        cost_weights=weights,
+        cost_weights=COST_WEIGHTS if weights is None else split_numbers("--cost-weights", weights),
         verifications=split_names(arguments.verification),
         feedback=FeedbackSpec(
             misclassified=arguments.misclassified,
@@ -134,17 +155,23 @@ def _replay(arguments: argparse.Namespace) -> int:
         ),
         packs=() if arguments.pack is None else split_names(arguments.pack),
         siblings=parse_siblings(arguments.siblings),
+        submissions=parse_siblings(arguments.submissions, "--submissions"),
         embedder=arguments.embedder,
         n_draws=arguments.draws,
         seed=arguments.seed,
     )
-    result = run_replay(config, say)
-    _write(result, arguments.markdown, arguments.plot)
-    if arguments.json:
-        put_json(as_json(result, arguments.experiment))
-    else:
-        _show(result)
-    return 0
+
+
+def _coupled(config: "ReplayConfig", arguments: argparse.Namespace) -> "list[ReplayConfig]":
+    """The replay asked for, or one for each coupling of what is constructed."""
+    from loadwise.lab.coupled import COUPLINGS
+
+    if not config.submissions:
+        if arguments.coupling is not None:
+            raise ConfigError(f"--coupling is {arguments.coupling!r}, but no --submissions say what is constructed")
+        return [config]
+    kinds = COUPLINGS if arguments.coupling is None else split_names(arguments.coupling)
+    return [msgspec.structs.replace(config, coupling=kind) for kind in kinds]
 
 
 def _require_place(path: str | None) -> None:
@@ -153,18 +180,21 @@ def _require_place(path: str | None) -> None:
         raise ConfigError(f"{path!r} cannot be written: {str(Path(path).resolve().parent)!r} is not a folder")
 
 
-def _write(result: "Result", markdown: str | None, plot: str | None) -> None:
+def _write(results: "Sequence[Result]", markdown: str | None, plot: str | None) -> None:
+    """Every table in one file; the picture is of the first."""
     from loadwise.lab.report import as_markdown, write_plot
 
     if markdown is not None:
-        Path(markdown).write_text(as_markdown(result), encoding="utf-8")
+        Path(markdown).write_text("\n".join(map(as_markdown, results)), encoding="utf-8")
     if plot is not None:
-        write_plot(result, plot)
+        write_plot(results[0], plot)
 
 
 def _show(result: "Result") -> None:
     from loadwise.lab.report import as_rows
 
+    if result.config.submissions:
+        put(f"tau2 is constructed, not measured: {result.config.coupling}")
     points, figures = as_rows(result)
     put(columns(points))
     put("")

@@ -109,6 +109,7 @@ def _as_json(compared: "Compared", arguments: argparse.Namespace, chat: "Chat | 
 
     values, ci95 = as_values(compared.rows)
     config = {name: getattr(compared.config, name) for name in compared.config.__struct_fields__ if name != "outcomes"}
+    config |= {name: getattr(compared, name) for name in ("scored_ids_sha256", "probed_ids_sha256")}
     if chat is None:
         config["answers"] = "recorded"
     else:

@@ -77,7 +77,7 @@ def _build(arguments: argparse.Namespace) -> "Pack":
     return read_pack(out)
 
 
-def parse_siblings(text: str | None) -> dict[str, str]:
+def parse_siblings(text: str | None, what: str = "siblings") -> dict[str, str]:
     """`MODEL=OTHER` parts, separated by commas.
 
     >>> parse_siblings("new=old, small=tiny")
@@ -90,7 +90,7 @@ def parse_siblings(text: str | None) -> dict[str, str]:
     for part in text.split(",") if text is not None else ():
         model, equals, other = (piece.strip() for piece in part.partition("="))
         if not (model and equals and other) or model in found:
-            raise ConfigError(f"siblings {text!r}: {part!r} is not, once each, MODEL=OTHER")
+            raise ConfigError(f"{what} {text!r}: {part!r} is not, once each, MODEL=OTHER")
         found[model] = other
     return found
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 
 from loadwise.kernel.commands import (
+    ESCALATION,
     Archive,
     Command,
     Dispatch,
@@ -67,6 +68,8 @@ class DecisionExplained(Fact, frozen=True, kw_only=True):
     routed: str | None = None
     """The selector's choice, where the program was diverted from it."""
     candidates: tuple[CandidateExplained, ...]
+    is_taken: bool = True
+    """False for a further attempt that was offered and of which no turn ran: waiting still, or withdrawn."""
     unaffordable: tuple[str, ...] = ()
     """Models that were left out because the hour's dollars did not allow the first turn on them."""
 
@@ -133,6 +136,8 @@ class _Told:
 
     def __init__(self, *, has_commands: bool) -> None:
         self._decisions: list[DecisionExplained] = []
+        self._dispatched: set[int] = set()
+        """Decisions under which a turn ran."""
         self._wait_by_turn: dict[int, float] = {}
         self._backend_ids: list[str] = []
         self._verdicts: list[Verdict] = []
@@ -165,6 +170,8 @@ class _Told:
             case RecordDecision():
                 self._decisions.append(_explain(entry, command))
             case Dispatch():
+                if command.decision_id is not None:
+                    self._dispatched.add(command.decision_id)
                 waited = max(self._wait_by_turn.get(command.turn_id, 0.0), command.wait_s)
                 self._wait_by_turn[command.turn_id] = waited
                 if command.backend_id not in self._backend_ids:
@@ -187,7 +194,7 @@ class _Told:
         return Explanation(
             program_id=program_id,
             arrived_at_s=self._arrived_at_s or 0.0,
-            decisions=tuple(self._decisions),
+            decisions=tuple(self._marked(decision) for decision in self._decisions),
             n_turns=self._n_turns,
             backend_ids=tuple(self._backend_ids),
             wait_s=sum(self._wait_by_turn.values()) if self._has_commands else None,
@@ -203,6 +210,17 @@ class _Told:
             record=record,
             is_exact=is_exact,
         )
+
+    def _marked(self, decision: DecisionExplained) -> DecisionExplained:
+        """Whether an offered attempt was taken: by the archived record, else by whether a turn was sent out."""
+        if decision.reason != ESCALATION or not self._has_commands:
+            return decision
+        if self._record is None:
+            is_taken = decision.decision_id in self._dispatched
+        else:
+            ran = (self._record.decision_id, *(attempt.decision_id for attempt in self._record.attempts))
+            is_taken = decision.decision_id in ran
+        return msgspec.structs.replace(decision, is_taken=is_taken)
 
 
 def _credited(credit: RecordCredit) -> CreditExplained:
@@ -301,6 +319,8 @@ def _decision_lines(decision: DecisionExplained) -> Iterator[str]:
         f"by {decision.policy} ({decision.reason}{_from(decision)}; learner {decision.learner_version}, "
         f"context {decision.context_version})"
     )
+    if not decision.is_taken:
+        yield "    a further attempt was offered; nothing ran under it"
     for candidate in decision.candidates:
         mark = "*" if candidate.is_chosen else " "
         numbers = (

@@ -1,6 +1,5 @@
 """`loadwise lab replay`: a stream of measured outcomes through the policies of the stack, and what it shows."""
 
-import hashlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from loadwise.policy.ridge import REWARD_MAX
 
 from .arms import LINEAR, Arm, is_static, make_arms
 from .compiled import compiled_replay, is_compilable
+from .coupled import COUPLINGS, FAMILY, Coupling, read_coupled_stream
 from .features import make_contexts
 from .feedback import FeedbackSpec, Verification, make_episode, misclassified
 from .judge import BEST, Judged, Scored, best_counts, judge, score_choices, singles
@@ -26,6 +26,7 @@ from .pack import Pack, read_pack, task_mark
 from .pack_prior import make_prior
 from .replay import Counts, World, count_last_pass, replay_order
 from .stream import AgentChoice, Stream, describe_agents, read_stream
+from .task_lists import task_digest
 
 COST_WEIGHTS = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
 """a of ORACLE, B.4."""
@@ -62,6 +63,10 @@ class ReplayConfig(Fact, frozen=True, kw_only=True):
     """Experience packs: each task is scored with the first that was not fitted on it."""
     siblings: dict[str, str] = {}
     """By model the model of the pack that stands for it."""
+    submissions: dict[str, str] = {}
+    """By model its submission to the leaderboard from which family `tau2` is constructed; empty: nothing is."""
+    coupling: Coupling = "independent"
+    """How constructed outcomes of two models go together."""
     embedder: str = "hash"
     """As the gateway's default."""
     n_components: int = 16
@@ -80,6 +85,8 @@ class ReplayConfig(Fact, frozen=True, kw_only=True):
         for name, limit in (("n_passes", 1000), ("n_orders", 100_000), ("n_draws", 1_000_000)):
             if not 1 <= getattr(self, name) <= limit:
                 raise ConfigError(f"{name[2:]} is {getattr(self, name)!r}; it must be in [1, {limit}]")
+        if self.coupling not in COUPLINGS:
+            raise ConfigError(f"coupling {self.coupling!r} is unknown; known: {', '.join(COUPLINGS)}")
         for weight in self.cost_weights:
             if not 0.0 <= weight <= 1e6:
                 raise ConfigError(f"cost weight {weight!r} must be in [0, 1e6]")
@@ -117,9 +124,8 @@ def run_replay(config: ReplayConfig, say: Say = lambda _: None) -> Result:
     Raises:
         ConfigError: the outcomes do not fit their format or the names asked for.
     """
-    families, models = list(config.families), list(config.models)
-    arms = make_arms(config.policies, models)
-    stream = read_stream(Path(config.outcomes), families, models, AgentChoice.parse(config.agents))
+    arms = make_arms(config.policies, config.models)
+    stream = _read(config)
     n_decisions = stream.n_tasks * config.n_passes * config.n_orders * len(config.cost_weights)
     if n_decisions > DECISIONS_MAX:
         raise ConfigError(f"{n_decisions} decisions of each policy are asked for; the limit is {DECISIONS_MAX}")
@@ -137,6 +143,14 @@ def run_replay(config: ReplayConfig, say: Say = lambda _: None) -> Result:
         scored.append(score_choices(stream, BEST, verification, 0.0, best_counts(stream)))
     judged = judge(stream, scored, config.n_draws, worlds[0].streams.at("bootstrap", 0))
     return Result(config, stream, judged, scored, _describe(config, worlds[0], packs))
+
+
+def _read(config: ReplayConfig) -> Stream:
+    folder, agents = Path(config.outcomes), AgentChoice.parse(config.agents)
+    families, models = list(config.families), list(config.models)
+    if not config.submissions:
+        return read_stream(folder, families, models, agents)
+    return read_coupled_stream(folder, families, models, agents, config.submissions, config.coupling)
 
 
 def _make_world(config: ReplayConfig, stream: Stream, pack: Pack | None) -> World:
@@ -168,8 +182,7 @@ def _merged(stream: Stream, packs: Sequence[Pack], found: Sequence[list[Scored]]
 def _is_told(stream: Stream, pack: Pack) -> npt.NDArray[np.bool_]:
     """Tasks that a pack was fitted on, shape (n,)."""
     told = frozenset(pack.provenance.tasks)
-    tasks = zip(stream.family.tolist(), stream.task_ids, strict=True)
-    return np.array([task_mark(stream.families[family], task_id) in told for family, task_id in tasks])
+    return np.array([task_mark(family, task_id) in told for family, task_id in stream.tasks])
 
 
 def _require_learnable(stream: Stream, cost_weights: Sequence[float]) -> None:
@@ -223,11 +236,9 @@ def _replay_arm(world: World, config: ReplayConfig, feedback: FeedbackSpec, arm:
 
 def _describe(config: ReplayConfig, world: World, packs: Sequence[Pack]) -> dict[str, Any]:
     stream, contexts = world.stream, world.contexts
-    ids = "\n".join(
-        f"{stream.families[family]}\t{task_id}" for family, task_id in zip(stream.family, stream.task_ids, strict=True)
-    )
+    skipped = ("feedback", "seed") if config.submissions else ("feedback", "seed", "submissions", "coupling")
     return {
-        **{name: value for name, value in msgspec.structs.asdict(config).items() if name not in ("feedback", "seed")},
+        **{name: value for name, value in msgspec.structs.asdict(config).items() if name not in skipped},
         **{name: value for name, value in msgspec.structs.asdict(config.feedback).items() if name != "verification"},
         "misclassified_ratio": {family: misclassified(config.feedback, family) for family in stream.families},
         "agent": {f"{family}/{model}": agent for (family, model), agent in stream.agents.items()},
@@ -235,7 +246,8 @@ def _describe(config: ReplayConfig, world: World, packs: Sequence[Pack]) -> dict
         "tasks_per_family": dict(
             zip(stream.families, np.bincount(stream.family, minlength=len(stream.families)).tolist(), strict=True)
         ),
-        "task_ids_sha256": hashlib.sha256(ids.encode()).hexdigest(),
+        "task_ids_sha256": task_digest(stream.tasks),
+        **({"constructed": [FAMILY]} if config.submissions else {}),
         "n_embedded": contexts.n_embedded,
         "features": contexts.spec.n_features,
         "packs": [

@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
+Hull = tuple[list[float], list[float]]
+"""Costs and successes of its vertices."""
 
 
 def snapped(costs: Array, unit_usd: float) -> Array:
@@ -23,7 +25,7 @@ def snapped(costs: Array, unit_usd: float) -> Array:
     return found
 
 
-def hull_vertices(costs: Sequence[float], successes: Sequence[float]) -> tuple[list[float], list[float]]:
+def hull_vertices(costs: Sequence[float], successes: Sequence[float]) -> Hull:
     """The upper convex hull from the cheapest model to the most successful one: costs and successes, both rising.
 
     >>> hull_vertices([1.0, 2.0, 3.0, 4.0], [0.2, 0.3, 0.6, 0.5])
@@ -54,9 +56,9 @@ def hull_success(costs: Sequence[float], successes: Sequence[float], at_usd: Arr
     return np.interp(at_usd, *hull_vertices(costs, successes))
 
 
-def midpoint_usd(costs: Sequence[float], successes: Sequence[float]) -> float:
+def midpoint_usd(hull: Hull) -> float:
     """Halfway between the ends of the hull: the cost at which ORACLE compares (B.4)."""
-    ends, _ = hull_vertices(costs, successes)
+    ends, _ = hull
     return (ends[0] + ends[-1]) / 2.0
 
 

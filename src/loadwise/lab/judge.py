@@ -1,18 +1,20 @@
 """What the choices of policies are worth: points, gains over the best mix, matched costs, and their intervals."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from .bootstrap import interval, task_draws
-from .frontier import best_per_task, frontier_success, hull_success, midpoint_usd, snapped
+from .frontier import Hull, best_per_task, frontier_success, hull_vertices, midpoint_usd, snapped
 from .replay import Counts
 from .stream import Stream
 
 Array = npt.NDArray[np.float64]
 Interval = tuple[float, float]
+Arm = tuple[str, str]
+"""Policy and verification."""
 
 BEST = "per_task_best"
 ANY = "chosen"
@@ -61,19 +63,28 @@ class Point(NamedTuple):
     """Mean success within each family that has a task."""
 
 
+class Gain(NamedTuple):
+    """What an arm is over the hull, in percentage points."""
+
+    value: float
+    drawn: Array
+    """Shape (n_draws,); row i of every arm is of the same tasks."""
+
+
 class Judged(NamedTuple):
     """Points of the plane, and figures by name with their intervals."""
 
     points: list[Point]
     values: dict[str, float]
     ci95: dict[str, Interval]
+    gains: dict[Arm, Gain]
+    """Cross-fitted; of an arm with one point that point's."""
 
 
 class _Means(NamedTuple):
     """Means over tasks, of one weighting of the tasks."""
 
-    costs: list[float]
-    successes: list[float]
+    hull: Hull
     """Of the single models."""
     point_costs: Array
     point_successes: Array
@@ -109,15 +120,24 @@ def judge(stream: Stream, scored: Sequence[Scored], n_draws: int, rng: np.random
             drawn.append((means.point_successes - _hull(means)) * 100.0)
             for name, figure in figures.items():
                 drawn_figures[name].append(figure(means))
+        shares = _with_hulls(stream, draw)
         for name, fit in crossed.items():
-            drawn_arrays[name].append(_crossed_gain(stream, fit, success, cost, draw))
+            drawn_arrays[name].append(_crossed_gain(stream, fit, success, cost, shares))
         for name, vector in linear.items():
             drawn_arrays[name].append(draw @ vector)
     ci95 = {name: interval(np.array(found)) for name, found in drawn_figures.items()}
-    values |= {name: float(_crossed_gain(stream, fit, success, cost, even)[0]) for name, fit in crossed.items()}
+    all_tasks = _with_hulls(stream, even)
+    values |= {name: float(_crossed_gain(stream, fit, success, cost, all_tasks)[0]) for name, fit in crossed.items()}
     ci95 |= {name: interval(np.concatenate(found)) for name, found in drawn_arrays.items()}
     points = _points(stream, scored, success, whole, gains, np.array(drawn))
-    return Judged(points, values, ci95)
+    gain_by_arm = {}
+    for arm, found in _by_arm(scored).items():
+        name = _crossed_name(*arm)
+        if name in crossed:
+            gain_by_arm[arm] = Gain(values[name], np.concatenate(drawn_arrays[name]))
+        else:
+            gain_by_arm[arm] = Gain(float(gains[found[0]]), np.array(drawn)[:, found[0]])
+    return Judged(points, values, ci95, gain_by_arm)
 
 
 def singles(stream: Stream) -> dict[str, dict[str, float]]:
@@ -164,13 +184,13 @@ def _means(stream: Stream, success: Array, cost: Array, draws: Array) -> list[_M
     spent, paid = snapped(draws @ stream.cost_usd, unit), snapped(draws @ cost, unit)
     arrays = (spent, draws @ stream.success, paid, draws @ success)
     return [
-        _Means(costs.tolist(), successes.tolist(), point_costs, point_successes)
+        _Means(hull_vertices(costs.tolist(), successes.tolist()), point_costs, point_successes)
         for costs, successes, point_costs, point_successes in zip(*arrays, strict=True)
     ]
 
 
 def _hull(means: _Means) -> Array:
-    return hull_success(means.costs, means.successes, means.point_costs)
+    return np.interp(means.point_costs, *means.hull)
 
 
 def _by_arm(scored: Sequence[Scored]) -> dict[tuple[str, str], list[int]]:
@@ -190,18 +210,16 @@ def _frontier_figures(scored: Sequence[Scored]) -> dict[str, Figure]:
             continue
 
         def over_hull(means: _Means, found: list[int] = found) -> float:
-            at_usd = midpoint_usd(means.costs, means.successes)
-            best = hull_success(means.costs, means.successes, np.array([at_usd]))[0]
-            return 100.0 * (
-                frontier_success(means.point_costs[found], means.point_successes[found], at_usd) - float(best)
-            )
+            at_usd = midpoint_usd(means.hull)
+            best = float(np.interp(at_usd, *means.hull))
+            return 100.0 * (frontier_success(means.point_costs[found], means.point_successes[found], at_usd) - best)
 
         figures[f"{policy}.{verification}.over_hull_at_midpoint_pp"] = over_hull
         other = places.get((policy, "single"))
         if verification == "adaptive" and other is not None:
 
             def matched(means: _Means, found: list[int] = found, other: list[int] = other) -> float:
-                gaps = np.abs(means.point_costs[found] - midpoint_usd(means.costs, means.successes))
+                gaps = np.abs(means.point_costs[found] - midpoint_usd(means.hull))
                 nearest = found[int(gaps.argmin())]
                 single = frontier_success(
                     means.point_costs[other], means.point_successes[other], float(means.point_costs[nearest])
@@ -233,6 +251,30 @@ def _uninformed(stream: Stream, scored: Sequence[Scored], success: Array) -> dic
     return vectors
 
 
+class Paired(NamedTuple):
+    """A difference of two gains on the same tasks, in percentage points."""
+
+    value: float
+    ci95: Interval
+
+
+def paired_gains(judged: Judged, pairs: Mapping[str, tuple[Arm, Arm]]) -> dict[str, Paired]:
+    """Cross-fitted gain over the hull of one arm minus that of another, by name of the pair.
+
+    Both met the same halvings and the same draws of tasks. An arm of one point has nothing to choose: its gain is that
+    of the point.
+    """
+    gains = judged.gains
+    return {
+        name: Paired(gains[one].value - gains[other].value, interval(gains[one].drawn - gains[other].drawn))
+        for name, (one, other) in pairs.items()
+    }
+
+
+def _crossed_name(policy: str, verification: str) -> str:
+    return f"{policy}.{verification}.over_hull_cross_fitted_pp"
+
+
 class _Fit(NamedTuple):
     """One halving of the tasks, and the point chosen on each half for the other."""
 
@@ -242,10 +284,14 @@ class _Fit(NamedTuple):
 
 
 def _cross_fits(
-    stream: Stream, scored: Sequence[Scored], success: Array, cost: Array, rng: np.random.Generator
+    stream: Stream,
+    scored: Sequence[Scored],
+    success: Array,
+    cost: Array,
+    rng: np.random.Generator,
 ) -> dict[str, list[_Fit]]:
     """For each arm with several points: halvings, and the point with the highest gain on the other half."""
-    halves = [_halving(stream, rng) for _ in range(N_SPLITS)]
+    halves = [halving(stream.family, rng) for _ in range(N_SPLITS)]
     gains = []
     for is_second in halves:
         weights = np.stack([~is_second, is_second]).astype(np.float64)
@@ -257,7 +303,7 @@ def _cross_fits(
     for (policy, verification), found in {**_by_arm(scored), **_by_verification(scored)}.items():
         if len(found) < 2:
             continue
-        crossed[f"{policy}.{verification}.over_hull_cross_fitted_pp"] = [
+        crossed[_crossed_name(policy, verification)] = [
             _Fit(is_second, found[int(on_second[found].argmax())], found[int(on_first[found].argmax())])
             for is_second, (on_first, on_second) in zip(halves, gains, strict=True)
         ]
@@ -276,26 +322,40 @@ def _by_verification(scored: Sequence[Scored]) -> dict[tuple[str, str], list[int
     return {key: found for key, found in places.items() if len({scored[index].policy for index in found}) > 1}
 
 
-def _halving(stream: Stream, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
-    is_second = np.zeros(stream.n_tasks, dtype=np.bool_)
-    for index in np.unique(stream.family):
-        tasks = rng.permutation(np.flatnonzero(stream.family == index))
+def halving(family: npt.NDArray[np.int64], rng: np.random.Generator) -> npt.NDArray[np.bool_]:
+    """Half of the tasks of each family, drawn, as a mask; settings are chosen on one half and scored on the other."""
+    is_second = np.zeros(len(family), dtype=np.bool_)
+    for index in np.unique(family):
+        tasks = rng.permutation(np.flatnonzero(family == index))
         is_second[tasks[: len(tasks) // 2]] = True
     return is_second
 
 
-def _crossed_gain(stream: Stream, fits: Sequence[_Fit], success: Array, cost: Array, draws: Array) -> Array:
+class _Draws(NamedTuple):
+    """Shares of the tasks in some draws, and the hull of the single models in each."""
+
+    shares: Array
+    """Shape (draws, n_tasks)."""
+    hulls: list[Hull]
+
+
+def _with_hulls(stream: Stream, draws: Array) -> _Draws:
+    shares = draws / draws.sum(axis=1, keepdims=True)
+    costs, successes = snapped(shares @ stream.cost_usd, stream.scale_usd), shares @ stream.success
+    rows = zip(costs.tolist(), successes.tolist(), strict=True)
+    return _Draws(shares, [hull_vertices(*row) for row in rows])
+
+
+def _crossed_gain(stream: Stream, fits: Sequence[_Fit], success: Array, cost: Array, draws: _Draws) -> Array:
     """Gain in points of percentage, each half at the weight chosen on the other, mean over halvings; shape (draws,).
 
     The two halves form one stream of all tasks: its cost and success are compared with the hull of all tasks.
     """
-    shares = draws / draws.sum(axis=1, keepdims=True)
-    costs, successes = snapped(shares @ stream.cost_usd, stream.scale_usd), shares @ stream.success
+    shares = draws.shares
     second = np.stack([fit.is_second for fit in fits], axis=1)  # (n_tasks, n_fits)
     point = np.where(second, [fit.point_for_second for fit in fits], [fit.point_for_first for fit in fits])
     at_usd = snapped(shares @ np.take_along_axis(cost, point, axis=1), stream.scale_usd)  # (n_draws, n_fits)
     reached = shares @ np.take_along_axis(success, point, axis=1)
-    rows = zip(costs.tolist(), successes.tolist(), at_usd, strict=True)
-    best = [hull_success(row_costs, row_successes, at) for row_costs, row_successes, at in rows]
+    best = [np.interp(at, *hull) for hull, at in zip(draws.hulls, at_usd, strict=True)]
     mean: Array = 100.0 * (reached - np.array(best)).mean(axis=1)
     return mean

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from loadwise.policy.ladder import AUDITED_MAX
+
 LADDER = ["learn", "denoised", "worth", "climb", "run_ladder"]
 """In the order in which they are compiled."""
 
@@ -128,7 +130,8 @@ def run_ladder(
             if rates_told[0] >= 0.0 or (seen[0] >= prior and seen[2] >= prior):
                 for side in range(2):
                     assumed = rates_told[side] if rates_told[0] >= 0.0 else numbers[1] / 2.0
-                    rates[side] = (seen[2 * side + 1] + prior * assumed) / (seen[2 * side] + prior)
+                    told = (seen[2 * side + 1] + prior * assumed) / (seen[2 * side] + prior)
+                    rates[side] = min(told, AUDITED_MAX)
         task, x = tasks[step], xs[tasks[step]]
         tried = np.zeros(n_models, dtype=np.bool_)
         model, failed, draw, n_made = chosen[step], -1, draws[step], 0

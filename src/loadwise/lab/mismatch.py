@@ -27,6 +27,7 @@ from .experiment import COST_WEIGHTS, ReplayConfig, run_replay
 from .feedback import FeedbackSpec, misclassified, reads_patches
 from .judge import Scored
 from .stream import Stream
+from .task_lists import task_digest
 
 ARMS = {"patch_only": "single", "adaptive": "adaptive", "best_fixed": "best"}
 """Our names, and those of `lab replay --verification`."""
@@ -235,6 +236,7 @@ def described(found: Mismatch) -> dict[str, Any]:
         "agent": {f"{family}/{model}": agent for (family, model), agent in stream.agents.items()},
         "tasks_per_family": dict(zip(stream.families, counts, strict=True)),
         "dropped": dict(stream.dropped),
+        "task_ids_sha256": task_digest(stream.tasks),
     }
 
 

@@ -28,6 +28,7 @@ from .frontier import hull_success
 from .offline import complexity
 from .replay import trial_of
 from .stream import AgentChoice, Stream, read_stream
+from .task_lists import task_digest
 
 COST_WEIGHTS_PER_USD = (0.1, 50.0)
 """What a dollar takes from a success in [0, 1]: ACRouter's released weight, and ORACLE's second one (E.6)."""
@@ -96,6 +97,9 @@ class Compared(NamedTuple):
     stream: Stream
     rows: list[Row]
     n_scored: int
+    scored_ids_sha256: str
+    """Of the scored tasks in the order in which they came."""
+    probed_ids_sha256: str
 
 
 class _Field(NamedTuple):
@@ -128,7 +132,8 @@ def run_orchestrator(config: OrchestratorConfig, ask: Ask, say: Callable[[str], 
             for weight in config.cost_weights_per_usd:
                 say(f"{verification} verification, {start}, {weight:g} per dollar")
                 rows += [_run(field, config, verification, start, weight, kind, ask) for kind in (None, PEER)]
-    return Compared(config, stream, rows, len(field.scored))
+    scored, probed = (task_digest(stream.tasks[task] for task in part) for part in (field.scored, field.probed))
+    return Compared(config, stream, rows, len(field.scored), scored, probed)
 
 
 def _run(

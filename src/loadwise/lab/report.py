@@ -45,6 +45,7 @@ def as_markdown(result: Result) -> str:
         f" {described['n_passes']} passes, {described['scored']} scored, seed {result.config.seed},"
         f" verdicts {described['concurrency']}, in flight {described['in_flight']}, delay {described['delay']},"
         f" loss {described['loss']}. Agents: {_pairs(described['agent'])}."
+        f"{_constructed(described)}"
         f" Tasks: sha256 {described['task_ids_sha256'][:16]}. Commit {commit() or 'unknown'}.",
         "",
         "| single model | success | USD per task |",
@@ -71,6 +72,14 @@ def as_markdown(result: Result) -> str:
             f" | {point.success:.3f} | {parts} | {point.hull_gain_pp:+.2f} | {_bounds(point.ci95)} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _constructed(described: Mapping[str, Any]) -> str:
+    """That a family was not measured, and who stands for whom."""
+    if "constructed" not in described:
+        return ""
+    named = ", ".join(f"{model} = {of}" for model, of in described["submissions"].items())
+    return f" **Constructed, not measured**: {', '.join(described['constructed'])}, {described['coupling']} ({named})."
 
 
 def write_plot(result: Result, path: str) -> None:

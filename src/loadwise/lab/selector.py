@@ -98,6 +98,12 @@ class Texts(NamedTuple):
     dropped: dict[str, int]
     """Left out, by reason."""
 
+    @property
+    def marks(self) -> tuple[tuple[str, str], ...]:
+        """Family and, for want of an id of its own, the first 16 digits of the SHA-256 of each text."""
+        hashes = (hashlib.sha256(text.encode()).hexdigest()[:16] for text in self.texts)
+        return tuple(zip(self.family, hashes, strict=True))
+
 
 class Cell(NamedTuple):
     """One set of classes, one k, one rule."""

@@ -8,6 +8,7 @@ from loadwise import __version__
 
 from .report import commit, machine
 from .selector import Cell, Measured
+from .task_lists import task_digest
 
 
 def as_json(found: Measured) -> dict[str, Any]:
@@ -27,6 +28,7 @@ def as_json(found: Measured) -> dict[str, Any]:
             "half": config.half,
             "margin": config.margin,
             "texts_max": config.n_texts,
+            "text_ids_sha256": task_digest(found.texts.marks),
             "texts_per_class": dict(zip(found.texts.classes, counts, strict=True)),
         },
         "values": found.values,

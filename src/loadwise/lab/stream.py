@@ -49,6 +49,11 @@ class Stream(NamedTuple):
         return len(self.task_ids)
 
     @property
+    def tasks(self) -> tuple[tuple[str, str], ...]:
+        """Family and id of each task, in order."""
+        return tuple((self.families[at], task_id) for at, task_id in zip(self.family, self.task_ids, strict=True))
+
+    @property
     def scale_usd(self) -> float:
         """$0 of the reward: the mean cost per task of the dearest model; 1 where everything is (next to) free."""
         dearest = float(self.cost_usd.mean(axis=0).max())

@@ -39,6 +39,9 @@ RATE_MAX = 0.3
 AUDIT_PRIOR = 5.0
 """Audited attempts' worth of the assumed rates that audits begin with."""
 
+AUDITED_MAX = 0.49
+"""The largest false rate that audits may say: a verdict that is wrong half of the time tells nothing."""
+
 _PAIR = "\x1f"
 """Between the names of a pair; no model's name holds it."""
 
@@ -132,6 +135,18 @@ class Ladder:
             self._part["next"].learn(f"{failed}{_PAIR}{candidate}", x, success)
         self._part["cost"].learn(candidate, x, min(cost_usd, REWARD_MAX))
 
+    def unlearn(self, x: Vector, failed: str | None, candidate: str, *, success: float, cost_usd: float) -> None:
+        """What was learned of an attempt was wrong: take it back, with the very words of `learn`.
+
+        Raises:
+            LawBroken: no such attempt was learned (law L11).
+        """
+        if failed is None:
+            self._part["first"].unlearn(candidate, x, success)
+        else:
+            self._part["next"].unlearn(f"{failed}{_PAIR}{candidate}", x, success)
+        self._part["cost"].unlearn(candidate, x, min(cost_usd, REWARD_MAX))
+
     def audited(self, *, passed: bool, is_right: bool) -> None:
         """The truth about an attempt that the verifier has judged became known."""
         first = 2 if is_right else 0
@@ -149,8 +164,8 @@ class Ladder:
         else:
             before = (options.false_pass, options.false_fail)
         return (
-            (n_passed + AUDIT_PRIOR * before[0]) / (n_wrong + AUDIT_PRIOR),
-            (n_failed + AUDIT_PRIOR * before[1]) / (n_right + AUDIT_PRIOR),
+            min((n_passed + AUDIT_PRIOR * before[0]) / (n_wrong + AUDIT_PRIOR), AUDITED_MAX),
+            min((n_failed + AUDIT_PRIOR * before[1]) / (n_right + AUDIT_PRIOR), AUDITED_MAX),
         )
 
     def climb(

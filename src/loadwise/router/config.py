@@ -230,6 +230,9 @@ class EscalationConfig(Fact, frozen=True, kw_only=True):
     """How often the verifier passes what is wrong; None where unknown. A task type's own rates go before."""
     false_fail: float | None = None
     """How often it fails what is right."""
+    audited: bool = False
+    """Whether persons judge a random sample of programs, right ones too: each of their verdicts on a program that a
+    verifier has judged then tells how often verifiers are wrong."""
     optimism: float = 0.3
     """How many widths of uncertainty are added to what an attempt after a failure may bring."""
     turns_max: int | None = None

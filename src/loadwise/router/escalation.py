@@ -11,6 +11,8 @@ the answer to the verdict (`retry`). The next attempt begins with its first turn
 A program that is *stuck* (more turns, failed turns or seconds than configured) is bound to another model at its next
 turn instead; the attempt given up is undone, for nobody judged it.
 
+A verdict that is corrected is taken back from the ladder as from every learner (L11).
+
 What a further attempt earns is credited to its own decision and teaches the ladder; the learner of first choices does
 not hear of it, since tasks that another model failed are not tasks at large.
 
@@ -20,14 +22,14 @@ Nothing loops: every attempt takes a model that the program has not tried, `atte
 from loadwise.kernel import commands as c
 from loadwise.kernel.commands import AttemptRecord
 from loadwise.kernel.ids import ModelId
-from loadwise.kernel.work import ProgramState, Verdict, VerdictKind
+from loadwise.kernel.work import HUMAN, ProgramState, Verdict, VerdictKind
 from loadwise.policy.ladder import Rung
 
 from .binding import Binding
 from .config import EscalationConfig
 from .desk import Desk
 from .ending import Ending
-from .program import Program
+from .program import Program, Taught
 
 SELF = "agent"
 """The verifier's name under which an agent judges itself."""
@@ -54,6 +56,39 @@ class Escalation:
         failed = None if before is None else _label(before)
         x = self._desk.routing.context(program)
         ladder.learn(x, failed, program.model, success=success, cost_usd=program.attempt_cost_usd)
+        assert program.decision_id is not None
+        taught = Taught(failed=failed, success=success, cost_usd=program.attempt_cost_usd)
+        program.taught[program.decision_id] = taught
+
+    def correct(self, program: Program, success: float | None) -> None:
+        """Another verdict takes the place of what the attempt at hand taught, or of nothing.
+
+        Args:
+            success: None where the new verdict is an abstention.
+        """
+        ladder = self._desk.ladder
+        if ladder is None or program.decision_id is None:
+            return
+        taught = program.taught.pop(program.decision_id, None)
+        if taught is None and program.is_credited:
+            return  # it taught a ladder that is no more
+        if taught is not None:
+            assert program.model is not None
+            x = self._desk.routing.context(program)
+            ladder.unlearn(x, taught.failed, program.model, success=taught.success, cost_usd=taught.cost_usd)
+        if success is not None:
+            self.learn(program, success)
+
+    def audit(self, before: Verdict | None, person: Verdict) -> None:
+        """A person has judged what a verifier had judged: where that is a random sample, it tells the false rates."""
+        config, ladder = self._desk.config.escalation, self._desk.ladder
+        if config is None or ladder is None or not config.audited or before is None:
+            return
+        if person.verifier != HUMAN or before.verifier in (HUMAN, SELF):
+            return
+        told = (VerdictKind.PASS, VerdictKind.FAIL)
+        if before.verdict in told and person.verdict in told:
+            ladder.audited(passed=before.verdict is VerdictKind.PASS, is_right=person.verdict is VerdictKind.PASS)
 
     def reopen(self, program: Program, verdict: Verdict, rates: tuple[float, float] | None) -> bool:
         """Open a judged program again where another attempt pays. False where the verdict is its last.

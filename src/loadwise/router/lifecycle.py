@@ -173,6 +173,7 @@ class Lifecycle:
     def _correct(self, program: Program, verdict: Verdict) -> None:
         """Another verdict takes the place of the one that stands; what that one taught is taken back first (L11)."""
         desk = self._desk
+        self._escalation.audit(program.verdict, verdict)
         program.verdict = verdict
         desk.counts.verdicts_corrected += 1
         if program.state is _S.CENSORED:
@@ -183,6 +184,7 @@ class Lifecycle:
         corrected = desk.credit.correct(program.decision_id, verdict.success, program.attempt_cost_usd, rates)
         if corrected is None or corrected == (None, None):
             return
+        self._escalation.correct(program, verdict.success)
         program.reward, program.is_credited = corrected.after, corrected.after is not None
         desk.out.append(
             c.RecordCredit(

@@ -71,6 +71,15 @@ def needed_tokens(prompt_tokens: int, max_output_tokens: int | None) -> int:
     return clamped_tokens(clamped_tokens(prompt_tokens) + min(answer_tokens, OUTPUT_RESERVED_MAX_TOKENS))
 
 
+class Taught(msgspec.Struct, kw_only=True, frozen=True):
+    """What the ladder learned of one attempt, so that it can be taken back."""
+
+    failed: str | None
+    """The ladder's name for the attempt before; None for a first one."""
+    success: float
+    cost_usd: float
+
+
 class Program(msgspec.Struct, kw_only=True):
     """One row of the program table."""
 
@@ -132,6 +141,8 @@ class Program(msgspec.Struct, kw_only=True):
     is_credited: bool = False
     attempts: list[AttemptRecord] = []
     """Attempts that are over and were followed by another."""
+    taught: dict[DecisionId, Taught] = {}
+    """By decision, of the attempts that taught the ladder."""
     attempt_at_s: float = 0.0
     """When the attempt at hand began."""
     n_turns_before: int = 0

@@ -162,6 +162,17 @@ def _load_tables(desk: Desk, state: RouterState) -> None:
     desk.divert.waiting.errors = state.forecast_errors
     desk.routing.successes.cells = state.successes
     desk.routing.n_decisions = state.n_decisions
-    if desk.ladder is not None and state.ladder:
-        with suppress(SchemaMismatch):  # under another context or other rates it begins anew
-            desk.ladder.load(state.ladder)
+    if not _load_ladder(desk, state.ladder):
+        for program in state.programs:
+            program.taught.clear()  # what no ladder knows cannot be taken back from it
+
+
+def _load_ladder(desk: Desk, state: bytes) -> bool:
+    """Whether the ladder goes on from its dump; under another context or other rates it begins anew."""
+    if desk.ladder is None or not state:
+        return False
+    try:
+        desk.ladder.load(state)
+    except SchemaMismatch:
+        return False
+    return True
