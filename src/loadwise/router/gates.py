@@ -173,7 +173,7 @@ class PauseGate:
             elif program.n_covered:
                 used += program.tokens + pause.state_tokens
             elif decays_at_s is not None and pause.has_decay:
-                used += program.tokens * 2.0 ** -min(decays_at_s - program.active_at_s, 60.0)
+                used += program.tokens * 2.0 ** -min(max(decays_at_s - program.active_at_s, 0.0), 60.0)
             else:
                 used += pause.acting_weight * program.tokens
         return account.capacity * (1.0 - pause.headroom_ratio) - used
