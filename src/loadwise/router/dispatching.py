@@ -264,7 +264,9 @@ class Dispatching:
     def hold_due(self, key: str) -> None:
         """The turn has waited as long as it may: elsewhere, if it can start there at once; else it is over."""
         turn = self._desk.turns.get(TurnId(int(key)))
-        if turn is None or turn.waits_since_s is None or self._start_elsewhere(turn):
+        if turn is None or turn.waits_since_s is None:
+            return
+        if self._start_elsewhere(turn) and (turn.waits_since_s is None or turn.turn_id not in self._desk.turns):
             return
         hold_max_s, frees_after_s = self._desk.config.hold_max_s, self._window_frees_after_s(turn)
         failure = held_too_long(hold_max_s) if frees_after_s is None else rate_limited(hold_max_s, frees_after_s)

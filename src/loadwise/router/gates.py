@@ -104,7 +104,8 @@ class FootprintGate:
         if self._largest(backend_id, members, [new_tokens]) <= self._config.footprint_ratio:
             return True
         # Nobody need wait where all who do would fit with what is kept in hand for a crowd.
-        n_waiting = len(self._books.order_by_model[self._books.model_by_backend[backend_id]]) - turn.is_held
+        model_id = self._books.model_by_backend[backend_id]
+        n_waiting = len(self._books.order_by_model[model_id]) - (turn.is_held and turn.model == model_id)
         everybody = [new_tokens] * (1 + n_waiting)
         return self._largest(backend_id, members, everybody) <= self._config.footprint_slack_ratio
 
