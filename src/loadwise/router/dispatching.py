@@ -222,7 +222,8 @@ class Dispatching:
         desk = self._desk
         if not desk.config.divert.rebinds or program.is_pinned or turn.is_side or len(program.open_turns) > 1:
             return False
-        models = [m for m in desk.routing.models(desk.now_s) if m != program.model]
+        tried = {program.model, *(attempt.model for attempt in program.attempts)}
+        models = [m for m in desk.routing.models(desk.now_s) if m not in tried]
         if not models or program.model is None:
             return False
         waits_s = [desk.divert.forecast(m, turn, program, desk.now_s).wait_s for m in models]
