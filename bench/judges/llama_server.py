@@ -19,6 +19,7 @@ def main(arguments: list[str]) -> None:
     parameters.cache_ram_mib = 0
     parameters.kv_unified = False
     parameters.cpuparams.n_threads = 2
+    parameters.endpoint_metrics = parameters.endpoint_slots = parameters.endpoint_props = True
     server = xllamacpp.Server(parameters)
     print("listening", server.listening_address, flush=True)
     signal.pause()
