@@ -42,7 +42,7 @@ def scenario_of(preset: str, *, n_programs: int, load: int, blocks: int) -> Scen
     """Two replicas of an 8B model, and agents of a dozen turns."""
     engine = {"kind": "vllm", "step": msgspec.to_builtins(STEP), "num_gpu_blocks": blocks, "block_size": 16}
     backends = [{"name": name, "model": MODEL, "engine": "emulator", "kv_tokens": blocks * 16} for name in "ab"]
-    router = {"hold_max_s": 7200, "park_s": 3600, "idle_s": 7200, "admission": {"programs_max": load // 3}}
+    router = {"hold_max_s": 7200, "park_s": 3600, "idle_s": 7200, "admission": {"programs_max": max(load // 3, 1)}}
     document = {
         "scenario": 1,
         "name": "peers",
