@@ -7,7 +7,7 @@ differs, and when. Prompts are chats whose messages cost an emulated engine exac
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -48,6 +48,8 @@ class Reply(NamedTuple):
     """Seconds of the world that the gateway held it; 0 where nobody says so."""
     code: str
     """Of a failure."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
 
 
 class LivedProgram(NamedTuple):
@@ -68,6 +70,8 @@ class LivedProgram(NamedTuple):
     """In its calls, without the first wait."""
     first_s: float
     """Until its first answer."""
+    prompt_tokens: int
+    cached_tokens: int
 
 
 class Lived(NamedTuple):
@@ -91,6 +95,8 @@ class Lived(NamedTuple):
             "wait_mean_s": mean([program.wait_s for program in ran]) or 0.0,
             "call_mean_s": sum(program.call_s for program in ran) / max(sum(program.n_turns for program in ran), 1),
             "first_answer_mean_s": mean([program.first_s for program in ran]) or 0.0,
+            "cached_ratio": sum(program.cached_tokens for program in ran)
+            / max(sum(program.prompt_tokens for program in ran), 1),
             "dear_share": sum(program.model == dear_model for program in ran) / max(len(ran), 1),
             "killed": float(len(self.programs) - len(finished)),
             "makespan_s": self.makespan_s,
@@ -118,6 +124,17 @@ class _Sink:
             self.over.set_result(Answer(0, {}, f"{kind}: {detail}".encode()))
 
 
+def message(role: str, tag: str, n_tokens: int) -> bytes:
+    """A chat message that costs `n_tokens`, with text that no other tag has.
+
+    >>> message("user", "p1.2", 4)
+    b'{"role":"user","content":"p1.2_______"}'
+    """
+    n_bytes = max(TOKEN_BYTES * n_tokens - len(role) - 1, 1)
+    text = (tag + "_" * n_bytes)[:n_bytes]
+    return b'{"role":"%b","content":"%b"}' % (role.encode(), text.encode())
+
+
 class Endpoint(NamedTuple):
     """Who is asked, and how."""
 
@@ -130,17 +147,11 @@ class Endpoint(NamedTuple):
     headers: tuple[tuple[str, str], ...] = ()
     wants_min_tokens: bool = True
     """Whether the answer's length is asked for by `min_tokens`; else by `max_tokens` and `ignore_eos`."""
-
-
-def message(role: str, tag: str, n_tokens: int) -> bytes:
-    """A chat message that costs `n_tokens`, with text that no other tag has.
-
-    >>> message("user", "p1.2", 4)
-    b'{"role":"user","content":"p1.2_______"}'
-    """
-    n_bytes = max(TOKEN_BYTES * n_tokens - len(role) - 1, 1)
-    text = (tag + "_" * n_bytes)[:n_bytes]
-    return b'{"role":"%b","content":"%b"}' % (role.encode(), text.encode())
+    write: Callable[[str, str, int], bytes] = message
+    """Makes a message of a role, a tag and a number of tokens, as the engine counts them."""
+    reply_extra_tokens: int = REPLY_EXTRA_TOKENS
+    final_header: str = ""
+    """Says with a program's last turn that it is the last."""
 
 
 def require_playable(scenario: Scenario) -> None:
@@ -168,17 +179,19 @@ def require_playable(scenario: Scenario) -> None:
 class Conversation:
     """A program's messages as bytes, ready to be sent."""
 
-    def __init__(self, shape: ProgramShape, shared_tokens: int) -> None:
+    def __init__(self, shape: ProgramShape, shared_tokens: int, endpoint: Endpoint) -> None:
         self._number = shape.number
-        self._messages = [message("system", "shared", shared_tokens)] if shared_tokens else []
+        self._endpoint = endpoint
+        self._messages = [endpoint.write("system", "shared", shared_tokens)] if shared_tokens else []
         self._shared_tokens = shared_tokens
         self._n = 0
 
     def ask(self, growth_tokens: int) -> None:
         """The next message of the user, or of a tool."""
         self._n += 1
-        taken = self._shared_tokens if self._n == 1 else REPLY_EXTRA_TOKENS
-        self._messages.append(message("user", f"p{self._number}.{self._n}.", max(growth_tokens - taken, 2)))
+        taken = self._shared_tokens if self._n == 1 else self._endpoint.reply_extra_tokens
+        tag = f"p{self._number}.{self._n}."
+        self._messages.append(self._endpoint.write("user", tag, max(growth_tokens - taken, 2)))
 
     def hear(self, text: str) -> None:
         """The model's reply."""
@@ -253,8 +266,12 @@ class LiveAgents:
             self._late_s.append((self._loop.time() - due_at_s) * self._scale)
 
     async def _program(self, shape: ProgramShape) -> None:
-        agent, conversation = Agent(shape, self.now_s), Conversation(shape, self._scenario.workload.shared_tokens)
+        agent, conversation = (
+            Agent(shape, self.now_s),
+            Conversation(shape, self._scenario.workload.shared_tokens, self._endpoint),
+        )
         wait_s, first_s, call_s, n_turns = 0.0, 0.0, 0.0, 0
+        prompt_tokens = cached_tokens = 0
         while True:
             turn, asked_at_s = agent.turn, self.now_s
             agent.context_tokens += turn.growth_tokens
@@ -267,6 +284,7 @@ class LiveAgents:
             if reply.code:
                 break
             call_s, n_turns = call_s + took_s, n_turns + 1
+            prompt_tokens, cached_tokens = prompt_tokens + reply.prompt_tokens, cached_tokens + reply.cached_tokens
             agent.context_tokens += reply.output_tokens
             conversation.hear(reply.text)
             agent.model = reply.model
@@ -278,7 +296,8 @@ class LiveAgents:
         is_solved = not reply.code and agent.model is not None and self._truth.is_solved(agent.model, shape)
         times = (agent.arrived_at_s, self.now_s)
         fate = (agent.model, not reply.code, is_solved, reply.code)
-        self._lives.append(LivedProgram(shape.number, *fate, wait_s, *times, n_turns, call_s, first_s))
+        used = (prompt_tokens, cached_tokens)
+        self._lives.append(LivedProgram(shape.number, *fate, wait_s, *times, n_turns, call_s, first_s, *used))
         if self._endpoint.has_programs:
             await self._post(f"/programs/{agent.program_id}/finish", b"{}")
             self._judge(agent, is_solved)
@@ -297,6 +316,8 @@ class LiveAgents:
         if self._is_stream:
             options |= {"stream": True, "stream_options": {"include_usage": True}}
         named = [(endpoint.session_header, str(agent.program_id))] if endpoint.session_header else []
+        if endpoint.final_header and agent.is_at_last_turn:
+            named.append((endpoint.final_header, "true"))
         if endpoint.has_programs and shape.task_type is not None:
             named.append(("x-loadwise-task-type", shape.task_type))
         answer = await self._post("/chat/completions", msgspec.json.encode(options), header_block(named))
@@ -327,7 +348,8 @@ def read_reply(answer: Answer, model: str, *, is_stream: bool) -> Reply:
         return Reply("", 0, ran, wait_s, _code_of(answer))
     try:
         text, usage = _streamed(answer.body) if is_stream else _whole(answer.body)
-        return Reply(text, int(usage["completion_tokens"]), ran, wait_s, "")
+        cached_tokens = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+        return Reply(text, int(usage["completion_tokens"]), ran, wait_s, "", int(usage["prompt_tokens"]), cached_tokens)
     except (msgspec.DecodeError, KeyError, IndexError, TypeError, ValueError) as problem:
         return Reply("", 0, ran, wait_s, f"unreadable: {problem!r}")
 

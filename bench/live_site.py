@@ -91,13 +91,23 @@ def pool_of(scenario: Scenario, urls: Mapping[str, str]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
+def serving(
+    scenario: Scenario, urls: Mapping[str, str], folder: Path, *, scale: float
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """`loadwise serve` for a scenario's pool in front of engines that run; gives its address."""
+    settings = {**GATEWAY, "port": 0, "journal": str(folder / "journal"), "time_scale": scale}
+    settings["probe_interval_s"] = scenario.signals.every_s
+    path = folder / "pool.json"
+    path.write_text(json.dumps({**pool_of(scenario, urls), "gateway": settings}))
+    with _loadwise(["serve", str(path), "--json"], folder / "serve.log") as (said, process):
+        yield said["url"], process
+
+
+@contextlib.contextmanager
 def site(scenario: Scenario, folder: Path, *, scale: float) -> Iterator[Site]:
     """Engines and a gateway of one time: `gateway.time_scale` is the emulator's scale."""
-    with emulated(scenario, folder, scale=scale) as (urls, engines):
-        pool = pool_of(scenario, urls)
-        settings = {**GATEWAY, "port": 0, "journal": str(folder / "journal"), "time_scale": scale}
-        settings["probe_interval_s"] = scenario.signals.every_s
-        path = folder / "pool.json"
-        path.write_text(json.dumps({**pool, "gateway": settings}))
-        with _loadwise(["serve", str(path), "--json"], folder / "serve.log") as (said, gateway):
-            yield Site(said["url"], urls, {"engines": engines, "gateway": gateway})
+    with (
+        emulated(scenario, folder, scale=scale) as (urls, engines),
+        serving(scenario, urls, folder, scale=scale) as (url, gateway),
+    ):
+        yield Site(url, urls, {"engines": engines, "gateway": gateway})

@@ -10,7 +10,7 @@ def main(arguments: list[str]) -> None:
 
     path, slots, tokens, port = arguments[0], *map(int, arguments[1:])
     parameters = xllamacpp.CommonParams()
-    parameters.model.path = path
+    parameters.model.path, parameters.model_alias = path, {"m"}
     parameters.hostnames = ["127.0.0.1"]
     parameters.port = port
     parameters.n_parallel = slots

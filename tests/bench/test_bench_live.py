@@ -84,9 +84,9 @@ def test_what_failed_is_told_by_its_code() -> None:
     whole = Answer(
         200,
         {b"x-loadwise-model": b"big", b"x-loadwise-wait-ms": b"1500"},
-        b'{"choices": [{"message": {"content": "hi"}}], "usage": {"completion_tokens": 2}}',
+        b'{"choices": [{"message": {"content": "hi"}}], "usage": {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}}',
     )
-    assert read_reply(whole, "m", is_stream=False)[:4] == ("hi", 2, "big", 1.5)
+    assert read_reply(whole, "m", is_stream=False) == ("hi", 2, "big", 1.5, "", 9, 4)
 
 
 @pytest.mark.parametrize(

@@ -236,9 +236,7 @@ def on_time(h: Host) -> None:
 def tell_ends(h: Host) -> None:
     """The host says how the attempts ended that it was told to take back."""
     for turn_id, gone in list(h.router.desk.called_off.items()):
-        h.send(
-            e.AttemptEnded(at_s=h.now_s, turn_id=turn_id, attempt=gone.attempt, outcome=AttemptOutcome.CANCELLED)
-        )
+        h.send(e.AttemptEnded(at_s=h.now_s, turn_id=turn_id, attempt=gone.attempt, outcome=AttemptOutcome.CANCELLED))
 
 
 def let_go(h: Host) -> None:

@@ -118,14 +118,22 @@ def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         pytest.skip(str(absent))
     try:
         # The engine is to be full, so the gateway in front of it holds nothing back.
-        backend = {"name": "cpu", "model": "m", "url": url + "/v1", "engine": kind.engine, "first_byte_timeout_s": 300.0}
+        backend = {
+            "name": "cpu",
+            "model": "m",
+            "url": url + "/v1",
+            "engine": kind.engine,
+            "first_byte_timeout_s": 300.0,
+        }
         pool = {"preset": "vllm_alone", "models": {"m": {}}, "backends": [{**backend, "slots": 64}]}
         thread = LoopThread("gateway")
         settings = GatewayConfig(port=0, journal=None, embedder="none", probe_interval_s=0.1)
         gateway = thread.run(start(parse_config(pool), settings))
         try:
             path = folder / "pool.json"
-            path.write_text(json.dumps({**pool, "backends": [backend | kind.backend], "gateway": {"port": 0, "journal": None}}))
+            path.write_text(
+                json.dumps({**pool, "backends": [backend | kind.backend], "gateway": {"port": 0, "journal": None}})
+            )
             yield Site(kind, url, thread, gateway, path)
         finally:
             thread.run(gateway.close())
