@@ -73,7 +73,7 @@ def test_an_engine_counts_the_worlds_own_tokens(is_stream: bool) -> None:
 
 
 def test_what_failed_is_told_by_its_code() -> None:
-    """The gateway's code where there is one, the status where there is none, the transport's word where nothing came."""
+    """The gateway's code where there is one, the status where there is none, else the transport's word."""
     refused = Answer(504, {}, b'{"error": {"code": "budget_exceeded", "message": "x"}}')
     assert read_reply(refused, "m", is_stream=False).code == "budget_exceeded"
     assert read_reply(Answer(503, {}, b'{"error": {"message": "x"}}'), "m", is_stream=False).code == "503"
@@ -84,7 +84,8 @@ def test_what_failed_is_told_by_its_code() -> None:
     whole = Answer(
         200,
         {b"x-loadwise-model": b"big", b"x-loadwise-wait-ms": b"1500"},
-        b'{"choices": [{"message": {"content": "hi"}}], "usage": {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}}',
+        b'{"choices": [{"message": {"content": "hi"}}], "usage": {"prompt_tokens": 9, "completion_tokens": 2, '
+        b'"prompt_tokens_details": {"cached_tokens": 4}}}',
     )
     assert read_reply(whole, "m", is_stream=False) == ("hi", 2, "big", 1.5, "", 9, 4)
 

@@ -81,10 +81,10 @@ class Site:
     def ask(self, words: str, n_tokens: int) -> dict[str, Any]:
         """One completion; gives its usage."""
         body = {"model": "m", "prompt": words, "max_tokens": n_tokens, "ignore_eos": True, "temperature": 0}
-        request = urllib.request.Request(  # noqa: S310
+        request = urllib.request.Request(
             f"{self._gateway.url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=300.0) as answer:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=300.0) as answer:
             usage: dict[str, Any] = json.load(answer)["usage"]
         return usage
 
