@@ -101,32 +101,33 @@ def _answers(port: int) -> bool:
 
 async def _lived(
     scenario: Scenario, seed: int, endpoint: Endpoint, urls: Mapping[str, str], scale: float
-) -> dict[str, float]:
+) -> tuple[dict[str, float], dict[str, int]]:
     lived = await LiveAgents(scenario, seed, endpoint, scale=scale).run()
     signals = [await read_engine(url) for url in urls.values()]
     total = {key: sum(one[key] for one in signals) for key in signals[0]}
     kept = ("programs_per_h", "wait_mean_s", "first_answer_mean_s", "call_mean_s", "killed", "makespan_s")
     figures = {key: value for key, value in lived.figures(MODEL).items() if key in kept}
-    return figures | {"hit_ratio": hit_ratio(total), "n_preemptions": total["n_preemptions"]}
+    figures |= {"hit_ratio": hit_ratio(total), "n_preemptions": total["n_preemptions"]}
+    return figures, lived.failures()
 
 
-def measure(names: Sequence[str], seed: int, scale: float, **shape: int) -> tuple[dict[str, Any], dict[str, str]]:
-    """Figures by contestant, and why some have none."""
+def measure(names: Sequence[str], seed: int, scale: float, **shape: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Figures by contestant, and why some contestants or programs have none."""
     found: dict[str, Any] = {}
-    absent: dict[str, str] = {}
+    notes: dict[str, Any] = {"absent": {}, "failures": {}}
     for name in names:
         scenario = scenario_of(name if name in PRESETS else "vllm_alone", **shape)
         began_at_s = time.monotonic()
         try:
             with contestant(name, scenario, scale) as (endpoint, urls):
-                found[name] = uvloop.run(_lived(scenario, seed, endpoint, urls, scale))
+                found[name], notes["failures"][name] = uvloop.run(_lived(scenario, seed, endpoint, urls, scale))
         except (PeerUnavailable, ProcessFailed) as problem:
-            absent[name] = str(problem)[:300]
+            notes["absent"][name] = str(problem)[-1000:]
             continue
         found[name]["load_average"] = os.getloadavg()[0]
         told = ", ".join(f"{key} {value:.3f}" for key, value in found[name].items())
         print(f"{name}: {told} ({time.monotonic() - began_at_s:.0f} s)", file=sys.stderr, flush=True)
-    return found, absent
+    return found, notes
 
 
 def main() -> None:
@@ -147,8 +148,8 @@ def main() -> None:
         "load": arguments.load,
         "blocks": arguments.blocks,
     }
-    found, absent = measure(names, arguments.seed, arguments.scale, **shape)
-    config = {**shape, "scale": arguments.scale, "contestants": names, "absent": absent}
+    found, notes = measure(names, arguments.seed, arguments.scale, **shape)
+    config = {**shape, "scale": arguments.scale, "contestants": names, **notes}
     config["load_average"] = os.getloadavg()[0]
     report = result.build("disc_peers", values={}, config=config, seeds=[arguments.seed], peers=found)
     result.show(report, as_json=arguments.json)

@@ -18,7 +18,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from bench import result
 from bench.disc_peers import scenario_of
 from bench.judges.servers import Absent, is_alone, python_of, running, wait_until_up
 from bench.judges.tiny_model import VOCABULARY, write_model
-from bench.live_agents import Endpoint, LiveAgents
+from bench.live_agents import Endpoint, LiveAgents, Lived
 from bench.live_site import serving
 from bench.pinned import ProcessFailed
 from loadwise.sim.scenario import Scenario
@@ -101,31 +101,32 @@ def contestant(python: str, name: str, scenario: Scenario, folder: Path) -> Iter
         yield Endpoint(url=url, **plain)
 
 
-def measure(python: str, names: Sequence[str], seed: int, **shape: int) -> tuple[dict[str, Any], dict[str, str]]:
-    """Figures by contestant, and why some have none."""
+def measure(python: str, names: Sequence[str], seed: int, **shape: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Figures by contestant, and why some contestants or programs have none."""
     found: dict[str, Any] = {}
-    absent: dict[str, str] = {}
+    notes: dict[str, Any] = {"absent": {}, "failures": {}}
     for name in names:
         scenario = scenario_of(name if name in PRESETS else "vllm_alone", blocks=BLOCKS, **shape)
         began_at_s = time.monotonic()
 
-        async def live(endpoint: Endpoint, scenario: Scenario = scenario) -> Mapping[str, float]:
-            return (await LiveAgents(scenario, seed, endpoint).run()).figures("m")
+        async def live(endpoint: Endpoint, scenario: Scenario = scenario) -> Lived:
+            return await LiveAgents(scenario, seed, endpoint).run()
 
         try:
             with (
                 tempfile.TemporaryDirectory() as folder,
                 contestant(python, name, scenario, Path(folder)) as endpoint,
             ):
-                found[name] = dict(uvloop.run(live(endpoint)))
+                lived = uvloop.run(live(endpoint))
         except ProcessFailed as problem:
-            absent[name] = str(problem)[:300]
+            notes["absent"][name] = str(problem)[-1000:]
             continue
+        found[name], notes["failures"][name] = lived.figures("m"), lived.failures()
         del found[name]["dear_share"], found[name]["resolved"]
         found[name]["load_average"] = os.getloadavg()[0]
         told = ", ".join(f"{key} {value:.3f}" for key, value in found[name].items())
         print(f"{name}: {told} ({time.monotonic() - began_at_s:.0f} s)", file=sys.stderr, flush=True)
-    return found, absent
+    return found, notes
 
 
 def alone() -> None:
@@ -156,8 +157,8 @@ def main() -> None:
         return
     names = (arguments.contestant or ",".join((*DYNAMO, *PRESETS))).split(",")
     shape = {"n_programs": arguments.programs, "load": arguments.load}
-    found, absent_by_name = measure(python, names, arguments.seed, **shape)
-    config = {**shape, "scale": 1.0, "contestants": names, "absent": absent_by_name}
+    found, notes = measure(python, names, arguments.seed, **shape)
+    config = {**shape, "scale": 1.0, "contestants": names, **notes}
     config["load_average"] = os.getloadavg()[0]
     report = result.build("dynamo_peers", values={}, config=config, seeds=[arguments.seed], peers=found)
     result.show(report, as_json=arguments.json)

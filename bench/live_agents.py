@@ -85,6 +85,11 @@ class Lived(NamedTuple):
     def makespan_s(self) -> float:
         return max(program.ended_at_s for program in self.programs)
 
+    def failures(self) -> dict[str, int]:
+        """Why programs did not finish, and how many each."""
+        codes = [program.code for program in self.programs if not program.is_finished]
+        return {code: codes.count(code) for code in sorted(set(codes))}
+
     def figures(self, dear_model: str) -> dict[str, float]:
         """What is compared with a simulated run."""
         finished = [program for program in self.programs if program.is_finished]
@@ -151,7 +156,7 @@ class Endpoint(NamedTuple):
     """Makes a message of a role, a tag and a number of tokens, as the engine counts them."""
     reply_extra_tokens: int = REPLY_EXTRA_TOKENS
     final_header: str = ""
-    """Says with a program's last turn that it is the last."""
+    """Of a call after a program's last turn, which says that it is over and has no answer (Dynamo)."""
 
 
 def require_playable(scenario: Scenario) -> None:
@@ -298,6 +303,8 @@ class LiveAgents:
         fate = (agent.model, not reply.code, is_solved, reply.code)
         used = (prompt_tokens, cached_tokens)
         self._lives.append(LivedProgram(shape.number, *fate, wait_s, *times, n_turns, call_s, first_s, *used))
+        if self._endpoint.final_header:
+            await self._turn(agent, conversation.body, 1, is_over=True)
         if self._endpoint.has_programs:
             await self._post(f"/programs/{agent.program_id}/finish", b"{}")
             self._judge(agent, is_solved)
@@ -306,7 +313,7 @@ class LiveAgents:
         is_beyond = agent.i_turn + 1 >= len(agent.shape.turns)
         return is_beyond and agent.context_tokens >= self._workload.spec.context_limit_tokens
 
-    async def _turn(self, agent: Agent, messages: bytes, output_tokens: int) -> Reply:
+    async def _turn(self, agent: Agent, messages: bytes, output_tokens: int, *, is_over: bool = False) -> Reply:
         endpoint, shape = self._endpoint, agent.shape
         options: dict[str, Any] = {"model": endpoint.model, "messages": msgspec.Raw(messages)}
         if endpoint.wants_min_tokens:
@@ -316,7 +323,7 @@ class LiveAgents:
         if self._is_stream:
             options |= {"stream": True, "stream_options": {"include_usage": True}}
         named = [(endpoint.session_header, str(agent.program_id))] if endpoint.session_header else []
-        if endpoint.final_header and agent.is_at_last_turn:
+        if is_over:
             named.append((endpoint.final_header, "true"))
         if endpoint.has_programs and shape.task_type is not None:
             named.append(("x-loadwise-task-type", shape.task_type))

@@ -25,7 +25,7 @@ from bench.pinned import ProcessFailed, free_port
 from loadwise.emulator.metrics import read_signals
 from loadwise.sim.vllm_engine import VllmEngineSpec
 
-START_LIMIT_S = 240.0
+START_LIMIT_S = 600.0
 LLAMA_SLOTS = 3
 LLAMA_SLOT_TOKENS = 2048
 
