@@ -2,9 +2,10 @@
 
 python -m bench.disc_peers [--json] [--quick] [--contestant fast,thunderagent,smg,vllm-router,...] [--scale 10]
 
-Two replicas of one model, whose caches are too small for all programs at once, since most peers choose among replicas
-and not among models. Every contestant meets fresh engines and the same programs in a closed loop, in scaled time.
-Dynamo's parts come with engines of their own: `bench.dynamo_peers`.
+Two replicas of one model, since most peers choose among replicas and not among models: the dear model of a world of
+`loadwise lab disc`, with a third of its cache and programs half as long, so that a run is short and its caches are too
+small for all programs at once. Every contestant meets fresh engines and the same programs in a closed loop, in scaled
+time. Dynamo's parts come with engines of their own: `bench.dynamo_peers`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import msgspec
 import uvloop
 
 from bench import load, result
-from bench.disc_live import hit_ratio, read_engine
+from bench.disc_live import hit_ratio, read_engine, shortened
 from bench.emulator import STEP
 from bench.live_agents import Endpoint, LiveAgents
 from bench.live_site import emulated, site
@@ -31,15 +32,20 @@ from bench.peers import PEERS, PeerUnavailable
 from bench.peers.peer import Peer
 from bench.peers.peer import start as start_peer
 from bench.pinned import ProcessFailed, cores
+from loadwise.lab.disc import read_world
 from loadwise.sim.scenario import Scenario, convert_scenario
+from loadwise.sim.vllm_engine import VllmEngineSpec
 
 PRESETS = ("vllm_alone", "static_cap", "thunderagent", "oracle", "fast")
 OTHERS = ("smg", "smg-round-robin", "vllm-router", "vllm-router-round-robin")
 MODEL = "m"
+WORLD = "qwen-gh200"
+LENGTH = 0.5
+STAGGER = {"exponential": 1}
 
 
 def scenario_of(preset: str, *, n_programs: int, load: int, blocks: int) -> Scenario:
-    """Two replicas of an 8B model, and agents of a dozen turns."""
+    """Two replicas of an 8B model, and agents of a dozen turns: short enough for real time."""
     engine = {"kind": "vllm", "step": msgspec.to_builtins(STEP), "num_gpu_blocks": blocks, "block_size": 16}
     backends = [{"name": name, "model": MODEL, "engine": "emulator", "kv_tokens": blocks * 16} for name in "ab"]
     router = {"hold_max_s": 7200, "park_s": 3600, "idle_s": 7200, "admission": {"programs_max": max(load // 3, 1)}}
@@ -67,6 +73,37 @@ def scenario_of(preset: str, *, n_programs: int, load: int, blocks: int) -> Scen
         "signals": {"every_s": 0.5, "delay_s": 0.02},
     }
     return convert_scenario(document)
+
+
+def pressed_scenario(preset: str, *, n_programs: int, load: int, blocks: int) -> Scenario:
+    """Two replicas of a world's dear model, without a budget of time, and that world's agents."""
+    world = read_world(WORLD)
+    dear = world["gap"]["dear"]
+    (declared,) = (one for one in world["pool"]["backends"] if one["model"] == dear)
+    engine = {**world["engines"][declared["name"]], "num_gpu_blocks": blocks}
+    limits = {name: declared[name] for name in ("first_byte_timeout_s", "idle_timeout_s") if name in declared}
+    backends = [{"name": name, "model": MODEL, "engine": "emulator", "kv_tokens": 1, **limits} for name in "ab"]
+    facts = world["pool"]["models"][dear]
+    model = {**facts, **{name: facts[name] * LENGTH for name in ("expected_tokens", "expected_run_s")}}
+    model["expected_tokens"] = int(model["expected_tokens"])
+    router = {name: value for name, value in world["pool"]["router"].items() if not name.startswith("budget")}
+    cap = max(round(world["caps"][dear] * load / 96), 1)
+    router["admission"] = {**router.get("admission", {}), "programs_max": cap}
+    document = {
+        "scenario": 1,
+        "name": "peers",
+        "n_programs": n_programs,
+        "pool": {"preset": preset, "models": {MODEL: model}, "backends": backends, "router": router},
+        "engines": {"a": engine, "b": engine},
+        "workload": {**world["workload"], "arrivals": {"kind": "closed", "n_agents": load, "stagger_s": STAGGER}},
+        "verdicts": world["verdicts"],
+        "signals": world["signals"],
+    }
+    spec = convert_scenario(document).engine_spec("a")
+    assert isinstance(spec, VllmEngineSpec)
+    for backend in backends:
+        backend["kv_tokens"] = spec.n_blocks * spec.block_tokens
+    return shortened(convert_scenario(document), LENGTH)
 
 
 @contextmanager
@@ -116,7 +153,7 @@ def measure(names: Sequence[str], seed: int, scale: float, **shape: int) -> tupl
     found: dict[str, Any] = {}
     notes: dict[str, Any] = {"absent": {}, "failures": {}}
     for name in names:
-        scenario = scenario_of(name if name in PRESETS else "vllm_alone", **shape)
+        scenario = pressed_scenario(name if name in PRESETS else "vllm_alone", **shape)
         began_at_s = time.monotonic()
         try:
             with contestant(name, scenario, scale) as (endpoint, urls):
@@ -134,17 +171,17 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--quick", action="store_true", help="two contestants, 16 programs")
+    parser.add_argument("--quick", action="store_true", help="two contestants, 12 programs")
     parser.add_argument("--contestant", help=f"separated by commas (default {','.join((*PRESETS, *OTHERS))})")
-    parser.add_argument("--load", type=int, default=24, help="programs in flight (default 24)")
-    parser.add_argument("--programs", type=int, help="programs in all (default 72; quick 16)")
-    parser.add_argument("--blocks", type=int, default=4000, help="cache of each engine in blocks of 16 tokens")
+    parser.add_argument("--load", type=int, default=48, help="programs in flight (default 48)")
+    parser.add_argument("--programs", type=int, help="programs in all (default 96; quick 12)")
+    parser.add_argument("--blocks", type=int, default=300, help="cache of each engine, in its blocks (default 300)")
     parser.add_argument("--scale", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     names = (arguments.contestant or ("fast,smg" if arguments.quick else ",".join((*PRESETS, *OTHERS)))).split(",")
-    shape = {
-        "n_programs": arguments.programs or (16 if arguments.quick else 72),
+    shape: dict[str, int] = {
+        "n_programs": arguments.programs or (12 if arguments.quick else 96),
         "load": arguments.load,
         "blocks": arguments.blocks,
     }

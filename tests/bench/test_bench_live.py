@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.disc_live import Asked, checks, scenario_for, shortened, simulated
-from bench.disc_peers import OTHERS, PRESETS, over, scenario_of
+from bench.disc_peers import OTHERS, PRESETS, over, pressed_scenario, scenario_of
 from bench.live_agents import Answer, Endpoint, LiveAgents, Lived, message, read_reply, require_playable
 from bench.live_site import pool_of
 from bench.peers import PEERS
@@ -137,3 +137,13 @@ def test_peers_are_put_in_front_of_all_engines() -> None:
         assert not any(part.startswith("--worker-urls=") for part in peer.argv)
     scenario = scenario_of(PRESETS[0], n_programs=4, load=3, blocks=4000)
     assert [b["url"] for b in pool_of(scenario, {"a": "x", "b": "y"})["backends"]] == ["x", "y"]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_contestants_world_is_one_that_agents_can_play(preset: str) -> None:
+    """Two replicas as large as their engines say, no budget of time, the preset's own rules."""
+    scenario = pressed_scenario(preset, n_programs=6, load=3, blocks=300)
+    require_playable(scenario)
+    spec = scenario.engine_spec("a")
+    assert {backend.kv_tokens for backend in scenario.backends} == {spec.n_blocks * spec.block_tokens}
+    assert scenario.config.router.budget_s is None and scenario.config.preset == preset
