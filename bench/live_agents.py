@@ -7,11 +7,12 @@ differs, and when. Prompts are chats whose messages cost an emulated engine exac
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
 
+from bench.live_replies import Answer, AnswerSink, Reply, read_reply
 from loadwise.kernel.errors import ConfigError
 from loadwise.kernel.streams import Streams
 from loadwise.sim.agents import Agent
@@ -28,28 +29,6 @@ TOKEN_BYTES = 4
 REPLY_EXTRA_TOKENS = 3
 """What `assistant` costs where a reply comes back; the next message is so much shorter."""
 _JSON = b"content-type: application/json\r\n"
-
-
-class Answer(NamedTuple):
-    """One HTTP answer, whole."""
-
-    status: int
-    headers: Mapping[bytes, bytes]
-    body: bytes
-
-
-class Reply(NamedTuple):
-    """What a turn brought; no text where it failed."""
-
-    text: str
-    output_tokens: int
-    model: str
-    wait_s: float
-    """Seconds of the world that the gateway held it; 0 where nobody says so."""
-    code: str
-    """Of a failure."""
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
 
 
 class LivedProgram(NamedTuple):
@@ -107,26 +86,6 @@ class Lived(NamedTuple):
             "makespan_s": self.makespan_s,
             "late_mean_s": self.late_mean_s,
         }
-
-
-class _Sink:
-    def __init__(self) -> None:
-        self.over: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._status, self._headers, self._body = 0, dict[bytes, bytes](), list[bytes]()
-
-    def on_head(self, status: int, headers: dict[bytes, bytes]) -> None:
-        self._status, self._headers = status, headers
-
-    def on_body(self, data: bytes) -> None:
-        self._body.append(data)
-
-    def on_end(self) -> None:
-        if not self.over.done():
-            self.over.set_result(Answer(self._status, self._headers, b"".join(self._body)))
-
-    def on_error(self, kind: str, detail: str) -> None:
-        if not self.over.done():
-            self.over.set_result(Answer(0, {}, f"{kind}: {detail}".encode()))
 
 
 def message(role: str, tag: str, n_tokens: int) -> bytes:
@@ -331,7 +290,7 @@ class LiveAgents:
         return read_reply(answer, endpoint.model, is_stream=self._is_stream)
 
     async def _post(self, path: str, body: bytes, headers: bytes = b"") -> Answer:
-        sink = _Sink()
+        sink = AnswerSink()
         self._upstream.send(b"POST", path.encode(), self._extra + headers, body, sink)
         return await sink.over
 
@@ -345,43 +304,3 @@ class LiveAgents:
         await asyncio.sleep(after_s / self._scale)
         body = {"verdict": verdict.verdict.value, "id": verdict.verdict_id, "verifier": "agent"}
         await self._post(f"/programs/{agent.program_id}/verdict", msgspec.json.encode(body))
-
-
-def read_reply(answer: Answer, model: str, *, is_stream: bool) -> Reply:
-    """What an answer says; of one that is no answer, why."""
-    wait_s = float(answer.headers.get(b"x-loadwise-wait-ms", b"0")) / 1000.0
-    ran = answer.headers.get(b"x-loadwise-model", model.encode()).decode()
-    if answer.status != 200:
-        return Reply("", 0, ran, wait_s, _code_of(answer))
-    try:
-        text, usage = _streamed(answer.body) if is_stream else _whole(answer.body)
-        cached_tokens = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
-        return Reply(text, int(usage["completion_tokens"]), ran, wait_s, "", int(usage["prompt_tokens"]), cached_tokens)
-    except (msgspec.DecodeError, KeyError, IndexError, TypeError, ValueError) as problem:
-        return Reply("", 0, ran, wait_s, f"unreadable: {problem!r}")
-
-
-def _whole(body: bytes) -> tuple[str, Mapping[str, Any]]:
-    said = msgspec.json.decode(body)
-    return str(said["choices"][0]["message"]["content"]), said["usage"]
-
-
-def _streamed(body: bytes) -> tuple[str, Mapping[str, Any]]:
-    text, usage = list[str](), dict[str, Any]()
-    for line in body.split(b"\n"):
-        if not line.startswith(b"data: {"):
-            continue
-        chunk = msgspec.json.decode(line.removeprefix(b"data: "))
-        if "error" in chunk:
-            raise ValueError(chunk["error"].get("code") or chunk["error"].get("message"))
-        text += [choice["delta"].get("content") or "" for choice in chunk["choices"]]
-        usage.update(chunk.get("usage") or {})
-    return "".join(text), usage
-
-
-def _code_of(answer: Answer) -> str:
-    try:
-        error = msgspec.json.decode(answer.body)["error"]
-        return str(error.get("code") or answer.status)
-    except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
-        return f"{answer.status}: {answer.body[:200].decode(errors='replace')}"

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from bench.disc_live import Asked, checks, scenario_for, shortened, simulated
 from bench.disc_peers import OTHERS, PRESETS, over, pressed_scenario, scenario_of
-from bench.live_agents import Answer, Endpoint, LiveAgents, Lived, message, read_reply, require_playable
+from bench.live_agents import Endpoint, LiveAgents, Lived, message, require_playable
+from bench.live_replies import Answer, read_reply
 from bench.live_site import pool_of
 from bench.peers import PEERS
 from loadwise.emulator.backend import EmulatedBackendSpec
