@@ -15,7 +15,7 @@ TRAIN_STAMP := $(STAMP)-train
 # Rooms checked by mypy; the whole package, so that no room can fall behind.
 TYPED := src/loadwise
 # Every bench that exists of those that answer to --quick --json.
-BENCHES := $(foreach bench,decision linear embed sim emulator gateway verification memory import_time http_stack,\
+BENCHES := $(foreach bench,decision linear embed sim emulator disc_live gateway verification memory import_time http_stack,\
            $(if $(wildcard bench/$(bench).py bench/$(bench)/__main__.py),bench.$(bench)))
 
 # pytest says 5 where nothing was selected: not a failure of a target that may have no tests yet.

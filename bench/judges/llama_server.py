@@ -10,7 +10,7 @@ def main(arguments: list[str]) -> None:
 
     path, slots, tokens, port = arguments[0], *map(int, arguments[1:])
     parameters = xllamacpp.CommonParams()
-    parameters.model.path = path
+    parameters.model.path, parameters.model_alias = path, {"m"}
     parameters.hostnames = ["127.0.0.1"]
     parameters.port = port
     parameters.n_parallel = slots
@@ -19,6 +19,7 @@ def main(arguments: list[str]) -> None:
     parameters.cache_ram_mib = 0
     parameters.kv_unified = False
     parameters.cpuparams.n_threads = 2
+    parameters.endpoint_metrics = parameters.endpoint_slots = parameters.endpoint_props = True
     server = xllamacpp.Server(parameters)
     print("listening", server.listening_address, flush=True)
     signal.pause()

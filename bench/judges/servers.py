@@ -25,7 +25,7 @@ from bench.pinned import ProcessFailed, free_port
 from loadwise.emulator.metrics import read_signals
 from loadwise.sim.vllm_engine import VllmEngineSpec
 
-START_LIMIT_S = 240.0
+START_LIMIT_S = 600.0
 LLAMA_SLOTS = 3
 LLAMA_SLOT_TOKENS = 2048
 
@@ -68,6 +68,13 @@ DYNAMO_SPEC = VllmEngineSpec(num_gpu_blocks=128, block_size=16, max_num_seqs=8, 
 @contextlib.contextmanager
 def vllm() -> Iterator[Callable[[int], Any]]:
     """vLLM on the CPU with a tiny model of random weights."""
+    with vllm_server() as url:
+        yield lambda seed: OpenAIEndpoint(f"{url}/v1", read_signals, seed=seed)
+
+
+@contextlib.contextmanager
+def vllm_server() -> Iterator[str]:
+    """The same; gives its root."""
     python = python_of("LOADWISE_VLLM_PYTHON")
     spec, port = VLLM_SPEC, free_port()
     with tempfile.TemporaryDirectory() as folder:
@@ -90,7 +97,7 @@ def vllm() -> Iterator[Callable[[int], Any]]:
         }
         with running(argv, environment) as process:
             wait_until_up(process, f"http://127.0.0.1:{port}/health")
-            yield lambda seed: OpenAIEndpoint(f"http://127.0.0.1:{port}/v1", read_signals, seed=seed)
+            yield f"http://127.0.0.1:{port}"
 
 
 @contextlib.contextmanager
@@ -144,6 +151,13 @@ def read_dynamo(page: str) -> Mapping[str, float]:
 @contextlib.contextmanager
 def llamacpp() -> Iterator[Callable[[int], Any]]:
     """llama.cpp's own server on random weights; idle contexts are not saved outside the slots."""
+    with llamacpp_server() as url:
+        yield lambda seed: LlamaEndpoint(url, seed=seed)
+
+
+@contextlib.contextmanager
+def llamacpp_server() -> Iterator[str]:
+    """The same; gives its root."""
     if importlib.util.find_spec("xllamacpp") is None:
         raise Absent("xllamacpp is not installed: pip install 'loadwise[real]'")
     script, port = Path(__file__).with_name("llama_server.py"), free_port()
@@ -153,7 +167,7 @@ def llamacpp() -> Iterator[Callable[[int], Any]]:
         with running(argv, dict(os.environ)) as process:
             url = f"http://127.0.0.1:{port}"
             wait_until_up(process, url + "/health")
-            yield lambda seed: LlamaEndpoint(url, seed=seed)
+            yield url
 
 
 JUDGES = {

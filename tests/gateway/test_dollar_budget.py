@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import Engine
-from sites import on_loop, site
+from engines import Engine, hangs
+from sites import on_loop, site, until
 
 from loadwise.gateway.openai import ModelRequest
 from loadwise.journal.explain import render_why, why
@@ -81,3 +82,19 @@ async def test_models_without_a_price_are_named_at_the_start() -> None:
 def test_how_many_answers_a_request_asks_for(field: str, body: bytes, n: int) -> None:
     """Each of them may be as long as `max_tokens` permits."""
     assert ModelRequest(body, prompt_field=field).n_answers == n
+
+
+@on_loop
+async def test_money_promised_to_a_client_that_left_is_settled() -> None:
+    """The host says how an attempt ended that it took back; what nobody counted has cost its whole promise."""
+    engine = Engine(hangs)
+    async with site(engine, models={"cheap": MODELS["cheap"]}, router=ROUTER) as s:
+        purse = s.router.spending.purse
+        asking = asyncio.ensure_future(s.chat("p", max_tokens=100))
+        await until(lambda: engine.calls)
+        assert purse.promised_usd > 0.0
+        asking.cancel()
+        await until(lambda: s.counts.cancelled == 1)
+        await until(lambda: not purse.open)
+        assert purse.promised_usd == 0.0 and purse.spent_usd(s.host.now_s()) > 0.0
+        assert not s.router.desk.called_off

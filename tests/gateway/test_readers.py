@@ -180,6 +180,16 @@ def test_a_recorded_busy_llamacpp() -> None:
     assert llama.paths(0.5) == ("/metrics", "/slots")
 
 
+def test_llamacpp_hits_of_the_last_half_minute() -> None:
+    """What it calls prompt tokens leaves the cached ones out, so the share is of both together."""
+    llama, page = reader("llamacpp"), "llamacpp:prompt_tokens_total {}\nllamacpp:prompt_tokens_cached_total {}\n"
+    first, then = (
+        llama.read({"/metrics": page.format(*n).encode()}, at_s) for n, at_s in (((100, 20), 0), ((130, 90), 1))
+    )
+    assert "prefix_hit_ratio" not in first
+    assert (then["prefix_queries_tokens"], then["prefix_hit_ratio"]) == (220.0, 0.7)
+
+
 def test_llamacpp_with_its_metrics_off_still_shows_its_slots() -> None:
     """Busy slots are counted; without slots either, nothing is known."""
     values = reader("llamacpp").read({"/slots": dump("llamacpp-slots.json")}, 0.0)

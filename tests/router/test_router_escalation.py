@@ -15,7 +15,7 @@ from loadwise.kernel.errors import ConfigError
 from loadwise.kernel.pool import ModelSpec, Price
 from loadwise.kernel.work import EndReason, ProgramState, Verdict, VerdictKind
 from loadwise.policy.registry import PolicySpec
-from loadwise.router.config import EscalationConfig, FeedbackConfig
+from loadwise.router.config import DivertConfig, EscalationConfig, FeedbackConfig
 
 EAGER = EscalationConfig(optimism=9.0)
 """Tries every model that it does not know."""
@@ -462,3 +462,24 @@ def test_a_second_attempt_that_falls_silent_ends_when_an_idle_program_does() -> 
         h.after(3.0)
         h.wake()
     assert program(h).state is ProgramState.VERIFYING and program(h).end_reason is EndReason.IDLE
+
+
+def test_no_attempt_comes_back_to_a_model_that_failed_it() -> None:
+    """Where the second attempt's backend dies, the program is not read anew where its first attempt has failed."""
+    for rebinds in (False, True):
+        h = failed_once(divert=DivertConfig(when="held", rebinds=rebinds), hold_max_s=10.0)
+        h.serve("p")
+        assert program(h).model == "large"
+        h.set_health("blarge", "down")
+        h.arrive("p")
+        assert program(h).model == "large" and not h.running
+
+
+def test_no_program_is_opened_again_beyond_the_limit() -> None:
+    """At `programs_max` open ones a failed program stays closed."""
+    h = host(programs_max=1)
+    h.serve("p")
+    h.finish("p")
+    h.arrive("q")
+    fail(h)
+    assert program(h).state is not ProgramState.ARRIVED and h.router.counts.escalated == 0

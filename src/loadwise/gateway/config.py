@@ -34,6 +34,9 @@ class GatewayConfig(Fact, frozen=True, kw_only=True):
     siblings: dict[str, str] = {}
     """By model of the pool that the pack does not know, the model of the pack that stands for it."""
     probe_interval_s: float = 0.5
+    time_scale: float = 1.0
+    """Seconds of the router per real second: other than 1 in front of engines emulated at that scale only. Time limits
+    of connections and `keep_alive_s` stay real."""
     body_max_bytes: int = 32 * 1024 * 1024
     headers_max_bytes: int = 64 * 1024
     connections_max: int = 4096
@@ -66,6 +69,8 @@ class GatewayConfig(Fact, frozen=True, kw_only=True):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ConfigError(f"gateway.{name} is {value!r}; it must be a finite number > 0")
+        if not 1e-3 <= self.time_scale <= 1e3:
+            raise ConfigError(f"gateway.time_scale is {self.time_scale!r}; it must be in [0.001, 1000]")
         for name in self.__struct_fields__:
             if name.endswith(("_max_bytes", "_max")) and getattr(self, name) < 1:
                 raise ConfigError(f"gateway.{name} is {getattr(self, name)!r}; it must be >= 1")

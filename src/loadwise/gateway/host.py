@@ -55,6 +55,7 @@ class Host:
 
     Args:
         started_at_s: where the run's clock stands now: 0 for a new journal, the last entry's instant after recovery.
+        time_scale: seconds of the run's clock per real second.
         run_id: tells this run's names from those of earlier runs on the same journal.
         ask_selector: carries out `AskSelector`; None where no selector is configured.
     """
@@ -65,6 +66,7 @@ class Host:
         journal: Journal | None,
         *,
         started_at_s: float = 0.0,
+        time_scale: float = 1.0,
         run_id: str = "0",
         ask_selector: Callable[[c.AskSelector], None] | None = None,
     ) -> None:
@@ -83,7 +85,9 @@ class Host:
         """Decisions that the journal does not hold; nothing of them is ever dispatched."""
         self._ask_selector = ask_selector
         self._loop = asyncio.get_running_loop()
-        self._offset_s = started_at_s - time.monotonic()
+        self._time_scale = time_scale
+        self._began_real_s = time.monotonic()
+        self._began_at_s = started_at_s
         self._last_at_s = started_at_s
         self._queue: deque[tuple[e.Event, Then | None]] = deque()
         self._is_draining = False
@@ -101,7 +105,7 @@ class Host:
 
     def now_s(self) -> float:
         """Seconds on the run's clock; never falls (law L3)."""
-        now_s = time.monotonic() + self._offset_s
+        now_s = self._began_at_s + (time.monotonic() - self._began_real_s) * self._time_scale
         if now_s > self._last_at_s:
             self._last_at_s = now_s
         return self._last_at_s
@@ -285,7 +289,7 @@ class Host:
         known = self._timer_by_name.pop(command.timer, None)
         if known is not None:
             known.cancel()
-        delay_s = max(0.0, command.fires_at_s - self.now_s())
+        delay_s = max(0.0, command.fires_at_s - self.now_s()) / self._time_scale
         self._timer_by_name[command.timer] = self._loop.call_later(delay_s, self._fire, command)
 
     def _fire(self, command: c.SetTimer) -> None:

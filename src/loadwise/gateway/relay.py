@@ -184,6 +184,13 @@ class Relay:
             turns.note_overhead(turns.host.now_s() - self.received_at_s - command.wait_s)
 
     def cancel(self) -> None:
+        """Take the attempt in flight back, and say so: what it was promised is settled by its end."""
+        is_running = self._attempt is not None and not self._is_over
+        self._hang_up()
+        if is_running:
+            self._fail(AttemptOutcome.CANCELLED, "taken back")
+
+    def _hang_up(self) -> None:
         """Close the engine's connection, so that it stops."""
         attempt, self._attempt = self._attempt, None
         self._stop_meter()
@@ -261,12 +268,12 @@ class Relay:
         if self._n_answer_bytes <= limit:
             self._answer.append(data)
         elif self._answer_status < 400:
-            self.cancel()
+            self._hang_up()
             self._fail(AttemptOutcome.BROKEN, f"the answer is longer than {limit} bytes, which is the limit")
 
     def _relay_events(self, events: EventStream, data: bytes) -> None:
         if self._is_over:
-            self.cancel()  # an engine that goes on after the end of its answer
+            self._hang_up()  # an engine that goes on after the end of its answer
             return
         if self._replies is not None:
             self._replies.feed(data)

@@ -101,6 +101,7 @@ async def start(
             opened.stack,
             opened.writer,
             started_at_s=opened.started_at_s,
+            time_scale=gateway.time_scale,
             run_id=f"{time.time_ns() // 1000:x}",
             ask_selector=None if selector is None else selector.ask,
         )
@@ -259,17 +260,17 @@ def _open_journal(
     if not recovered.is_new:
         say(f"recovered {recovered.n_replayed} journal entries from {path}")
     assert isinstance(recovered.machine, Stack)
-    started_at_s = resumed_at_s(writer.last_at_s, writer.header.epoch_unix_s, time.time())
+    started_at_s = resumed_at_s(writer.last_at_s, writer.header.epoch_unix_s, time.time(), gateway.time_scale)
     return _Opened(recovered.machine, started_at_s, writer, index, read_secret(path), recovered.is_new)
 
 
-def resumed_at_s(last_at_s: float, epoch_unix_s: float, now_unix_s: float) -> float:
+def resumed_at_s(last_at_s: float, epoch_unix_s: float, now_unix_s: float, time_scale: float = 1.0) -> float:
     """Where the run's clock stands after a restart: it ran on while nobody served, but never back.
 
     >>> resumed_at_s(100.0, 1000.0, 1160.0), resumed_at_s(100.0, 1000.0, 1050.0)
     (160.0, 100.0)
     """
-    return max(last_at_s, now_unix_s - epoch_unix_s) if epoch_unix_s > 0.0 else last_at_s
+    return max(last_at_s, (now_unix_s - epoch_unix_s) * time_scale) if epoch_unix_s > 0.0 else last_at_s
 
 
 def _tell_messages(writer: JournalWriter, closers: contextlib.AsyncExitStack, ticker: Ticker, say: Say) -> None:
@@ -314,7 +315,8 @@ async def _start_probes(
     say: Say,
 ) -> list[Probe]:
     """Look at every backend once, for a moment at most, so that what is down is known before the first request."""
-    probes = [Probe(host, link, gateway.probe_interval_s, say=say) for link in links.values()]
+    interval_s = gateway.probe_interval_s / gateway.time_scale
+    probes = [Probe(host, link, interval_s, say=say) for link in links.values()]
 
     async def watch(probe: Probe, first: asyncio.Task[None]) -> None:
         await first

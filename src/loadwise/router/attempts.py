@@ -184,7 +184,8 @@ class Attempts:
         if program.is_pinned or turn.is_side or program.n_turns or len(program.open_turns) > 1:
             return False
         assert program.model is not None
-        tried_models = frozenset({*program.tried_models, program.model})
+        failed = (attempt.model for attempt in program.attempts)
+        tried_models = frozenset({*program.tried_models, program.model, *failed})
         usable = desk.routing.models(desk.now_s, tried_models)
         models = desk.spending.affordable(usable, program, turn, desk.now_s)
         if not models or len(program.tried_models) >= desk.config.fallbacks_max:

@@ -221,7 +221,8 @@ class Dispatching:
         desk = self._desk
         if not desk.config.divert.rebinds or program.is_pinned or turn.is_side or len(program.open_turns) > 1:
             return False
-        models = [m for m in desk.routing.models(desk.now_s) if m != program.model]
+        tried = {program.model, *(attempt.model for attempt in program.attempts)}
+        models = [m for m in desk.routing.models(desk.now_s) if m not in tried]
         if not models or program.model is None:
             return False
         waits_s = [desk.divert.forecast(m, turn, program, desk.now_s).wait_s for m in models]
@@ -263,7 +264,9 @@ class Dispatching:
     def hold_due(self, key: str) -> None:
         """The turn has waited as long as it may: elsewhere, if it can start there at once; else it is over."""
         turn = self._desk.turns.get(TurnId(int(key)))
-        if turn is None or turn.waits_since_s is None or self._start_elsewhere(turn):
+        if turn is None or turn.waits_since_s is None:
+            return
+        if self._start_elsewhere(turn) and (turn.waits_since_s is None or turn.turn_id not in self._desk.turns):
             return
         hold_max_s, frees_after_s = self._desk.config.hold_max_s, self._window_frees_after_s(turn)
         failure = held_too_long(hold_max_s) if frees_after_s is None else rate_limited(hold_max_s, frees_after_s)

@@ -181,6 +181,7 @@ def may_move(turn: Turn, program: Program) -> bool:
         and program.n_turns == 0
         and program.admitted_at_s is None
         and not program.tried_models
+        and not program.attempts
         and len(program.open_turns) == 1
     )
 

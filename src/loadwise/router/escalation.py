@@ -148,6 +148,8 @@ class Escalation:
             return None
         if len(program.attempts) + 2 > config.attempts_max:
             return None
+        if is_judged and desk.table.n_open >= desk.config.programs_max:
+            return None
         if program.budget_ends_at_s is not None and desk.now_s >= program.budget_ends_at_s:
             return None
         tried = {program.model, *(attempt.model for attempt in program.attempts)}

@@ -109,7 +109,8 @@ class FootprintGate:
         if self._largest(backend_id, members, [new_tokens]) <= self._config.footprint_ratio:
             return True
         # Nobody need wait where all who do would fit with what is kept in hand for a crowd.
-        n_waiting = len(self._books.order_by_model[self._books.model_by_backend[backend_id]]) - turn.is_held
+        model_id = self._books.model_by_backend[backend_id]
+        n_waiting = len(self._books.order_by_model[model_id]) - (turn.is_held and turn.model == model_id)
         everybody = [new_tokens] * (1 + n_waiting)
         return self._largest(backend_id, members, everybody) <= self._config.footprint_slack_ratio
 
@@ -185,7 +186,7 @@ class PauseGate:
             elif program.n_covered:
                 used += program.tokens + state_tokens
             elif decays_at_s is not None and pause.has_decay:
-                used += program.tokens * 2.0 ** -min(decays_at_s - program.active_at_s, 60.0)
+                used += program.tokens * 2.0 ** -min(max(decays_at_s - program.active_at_s, 0.0), 60.0)
             else:
                 used += pause.acting_weight * program.tokens
         return account.capacity * (1.0 - pause.headroom_ratio) - used

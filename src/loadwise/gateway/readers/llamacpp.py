@@ -38,11 +38,10 @@ class LlamacppReader(TableReader):
         return ("/metrics", "/slots")
 
     def also(self, page: Page, bodies: Mapping[str, bytes], at_s: float, values: dict[str, float]) -> None:
-        """Memory by slot, hits over all that was asked for, seconds per token."""
+        """Memory by slot, all that was asked for, seconds per token."""
         read, hits = values.get("prompt_tokens"), values.get("prefix_hits_tokens")
         if read is not None and hits is not None:  # what it calls prompt tokens leaves the cached ones out
             values["prefix_queries_tokens"] = read + hits
-            self._ratios.read(values, "prefix_hit_ratio", at_s, hits, read + hits)
         seconds = page.get("llamacpp:tokens_predicted_seconds_total")
         if seconds:
             self._ratios.read(values, "inter_token_s", at_s, seconds[0].value, values.get("generation_tokens"))

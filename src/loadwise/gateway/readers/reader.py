@@ -78,10 +78,9 @@ class TableReader:
         for signal, names in self.table.means.items():
             total, count = (fold(page, [f"{name}_{part}" for name in names], sum) for part in ("sum", "count"))
             self._ratios.read(values, signal, at_s, total, count)
-        self._ratios.read(
-            values, "prefix_hit_ratio", at_s, values.get("prefix_hits_tokens"), values.get("prefix_queries_tokens")
-        )
         self.also(page, bodies, at_s, values)
+        hits, queries = values.get("prefix_hits_tokens"), values.get("prefix_queries_tokens")
+        self._ratios.read(values, "prefix_hit_ratio", at_s, hits, queries)
         return values
 
     def also(self, page: Page, bodies: Mapping[str, bytes], at_s: float, values: dict[str, float]) -> None:
