@@ -276,7 +276,7 @@ class Lifecycle:
         self._ending.cancel_turns_of(program, budget_exceeded(program.program_id), keeps_program=True)
         self._settle(program, EndReason.BUDGET)
         if program.model is not None and program.admitted_at_s is not None:
-            desk.admission.demand_by_model[program.model].learn_overdue()
+            desk.admission.learn_overdue(program)
         if desk.config.budget_credit == "fail" and program.decision_id is not None:
             self._credit(program, 0.0)
         else:
