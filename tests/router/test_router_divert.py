@@ -245,12 +245,12 @@ def test_forecasts_learn_how_far_off_they_were():
 
 
 def crowd(kind: str, n_ended: int) -> int:
-    """How many of thirty programs start at once, after so many have ended with a peak of 1000 tokens."""
+    """How many of thirty programs start at once, after so many have ended with peaks of 1000 tokens on average."""
     admission = AdmissionConfig(kind=kind, footprint_ratio=0.85)
     h = Host(make_stack(backend("a", kv_tokens=10_000), admission=admission, expected_tokens=1000))
     for n in range(n_ended):
         h.arrive(f"t{n}", prompt_tokens=100)
-        h.end_attempt(h.n_turns, usage=Usage(prompt_tokens=900, completion_tokens=100))
+        h.end_attempt(h.n_turns, usage=Usage(prompt_tokens=300 + 400 * (n % 4), completion_tokens=100))
         h.finish(f"t{n}")
     for n in range(30):
         h.arrive(f"p{n}", prompt_tokens=100)
@@ -258,10 +258,9 @@ def crowd(kind: str, n_ended: int) -> int:
 
 
 def test_a_footprint_gate_admits_more_than_peaks_do():
-    """Programs at their beginning: their peaks do not come at once. Before the prior is proven a peak each must fit."""
+    """Programs at their beginning: their peaks do not come at once. The less is known, the more is kept in hand."""
     assert crowd("ledger", 0) == crowd("ledger", 10) == 8
-    assert crowd("footprint", 0) == 8
-    assert crowd("footprint", 10) > 8
+    assert 8 <= crowd("footprint", 0) < crowd("footprint", 60)
 
 
 def test_an_empty_backend_takes_anything():

@@ -154,6 +154,79 @@ def test_a_calibrated_capacity_is_found_from_usage():
     assert h.router.admission.ledger.account_by_backend["a"].capacity == pytest.approx(100_000, rel=0.02)
 
 
+# --- footprint: what answers tell ---
+
+
+def footprint_host(**router) -> Host:
+    """One backend of 10,000 tokens behind projected footprints."""
+    admission = AdmissionConfig(kind="footprint", call_ratio=0.95)
+    return Host(make_stack(backend("a", kv_tokens=10_000), expected_tokens=1000, admission=admission, **router))
+
+
+def serve_turn(h: Host, name: str, tokens: int, cached: int, answer_tokens: int = 10) -> None:
+    """A turn of a program is answered, with so much of its prompt found in the cache."""
+    h.arrive(name, prompt_tokens=tokens)
+    h.after(1.0)
+    usage = Usage(prompt_tokens=tokens, completion_tokens=answer_tokens, cached_tokens=cached)
+    h.end_attempt(h.n_turns, usage=usage)
+
+
+def test_contexts_that_are_lost_lower_the_bound():
+    """From answers alone; who finds its context leaves it where it is, or raises it a little."""
+    bounds = {}
+    for found in (1.0, 0.0):
+        h = footprint_host()
+        for n in range(8):
+            serve_turn(h, f"p{n}", 600, 0)
+        serve_turn(h, "p0", 610, 600)
+        for _ in range(6):
+            for n in range(8):
+                tokens = h.router.table.by_id[f"p{n}"].context_tokens
+                serve_turn(h, f"p{n}", tokens, round(found * tokens), answer_tokens=0)
+        (residency,) = h.router.admission.books.residency_by_cache.values()
+        bounds[found] = residency.bound_ratio
+        again = footprint_host()
+        again.router.load(h.router.dump())
+        assert again.router.admission.books.residency_by_cache == {"backend:a": residency}
+    assert bounds[0.0] < 0.6 < AdmissionConfig().footprint_ratio <= bounds[1.0]
+
+
+def test_a_conversation_that_was_cut_short_says_nothing_of_the_cache():
+    """Its prompt is shorter than its context was: what is not found there was not lost."""
+    h = footprint_host()
+    for _ in range(40):
+        serve_turn(h, "p", 4000, 10)
+        serve_turn(h, "p", 3000, 10)
+    assert all(r.bound_ratio == 0.8 for r in h.router.admission.books.residency_by_cache.values())
+
+
+def test_no_stall_when_estimates_are_stale():
+    """Progress: after an hour in which no program could end in time, an idle backend still takes them, one by one.
+
+    Gating on predicted run times stalled where they were those of a crowd that is gone."""
+    h = footprint_host(budget_s=100.0, budget_starts="admission", hold_max_s=1e6)
+    for n in range(6):
+        for turn in range(3):
+            serve_turn(h, f"s{n}", 100 + 20 * turn, 90)
+        h.finish(f"s{n}")
+    pace = h.router.admission.books.pace_by_backend["a"]
+    for _ in range(300):
+        pace.read(n_programs=8, cycle_s=5000.0, at_s=h.now_s)
+    assert pace.is_known
+    for n in range(20):
+        h.arrive(f"p{n}", prompt_tokens=100)
+    n_served = 0
+    while h.running:
+        turn_id = next(iter(h.running))
+        name = h.running[turn_id].program_id
+        h.after(0.5)
+        h.end_attempt(turn_id)
+        h.finish(name)
+        n_served += 1
+    assert n_served == 20
+    assert h.router.admission.n_held == 0
+
+
 # --- ThunderAgent ---
 
 

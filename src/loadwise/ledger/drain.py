@@ -144,9 +144,6 @@ class Gate(NamedTuple):
     sum_peaks: float = 0.0
     n_peaks: float = 0.0
     """Whose mean is the floor of what is reserved for each; 0: what programs fill is all that counts."""
-    n_unproven: float = 0.0
-    """Programs that must end until the gate looks ahead; before that peaks are reserved, as below."""
-    unproven_limit: float = 0.0
     n_missing: float = 0.0
     """Places by which it is known to be over the limit now."""
     doubt: float = 0.0
@@ -192,12 +189,7 @@ class Drain:
         filled = newcomer.base + newcomer.slope * (np.maximum(ages, floor) if is_floored else ages)
         shares = stays * np.maximum(filled, SHARE_MIN)
         if gate.looks_ahead:
-            most = np.full(len(grid), math.inf)
-            if gate.n_unproven > 0.0:
-                held = (there * (crowd.base[:, None] + crowd.slope[:, None] * reserved)).sum(axis=0)
-                each = np.maximum(newcomer.base + newcomer.slope * np.maximum(newcomer.age, floor), SHARE_MIN)
-                most = np.where(n_ended < gate.n_unproven, (gate.unproven_limit - held) / each, math.inf)
-            let_in = self._let_in_ahead(load, shares, gone, gate, most)
+            let_in = self._let_in_ahead(load, shares, gone, gate)
         else:
             let_in = self._let_in(load, shares, gone, gate)
         self._let = np.cumsum(let_in)
@@ -222,20 +214,20 @@ class Drain:
                 free[j:] -= let_in[j] * shares[j, j:]
         return np.array(let_in)
 
-    def _let_in_ahead(self, load: Floats, shares: Floats, gone: Floats, gate: Gate, most: Floats) -> Floats:
+    def _let_in_ahead(self, load: Floats, shares: Floats, gone: Floats, gate: Gate) -> Floats:
         """The same where the load may not pass the limit at any later instant."""
-        n, let_in, total = len(load), [0.0] * len(load), 0.0
+        n, let_in = len(load), [0.0] * len(load)
         counts = shares > FADING_MIN * np.diagonal(shares)[:, None]
         ends = (n - np.argmax(counts[:, ::-1], axis=1)).tolist()
         places = 1.0 / np.maximum(shares, 1e-9 * float(shares[0, 0]))
         room = float(((gate.limit - load) * places[0])[: ends[0]].min())
-        limits = self._limits(room if gate.n_unproven <= 0.0 else -gate.n_missing, float(shares[0, 0]), gate)
-        free, bounds = limits - load, most.tolist()
+        limits = self._limits(room, float(shares[0, 0]), gate)
+        free = limits - load
         for j in range(int(np.searchsorted(gone, 0.5)), n):
             ahead = slice(j, ends[j])
-            found = min(float((free[ahead] * places[j, ahead]).min()), bounds[j] - total)
+            found = float((free[ahead] * places[j, ahead]).min())
             if found > 0.0:
-                let_in[j], total = found, total + found
+                let_in[j] = found
                 free[j:] -= found * shares[j, j:]
         return np.array(let_in)
 

@@ -8,43 +8,75 @@ ended. What must fit is the largest sum over the horizon of
 where c_p is the context now and x what every program appends meanwhile. The clock is the context itself, not seconds:
 under load programs become slower, not larger.
 
+The sum is spread about its mean. Which programs are still there at x is chance, independent among them; how long
+programs live is known only as well as the mean of m peaks is, and that doubt they share:
+
+    variance(x) = sum of (c_p + x)^2 s (1 - s)  +  (doubt * what is to be appended yet)^2
+    doubt^2     = cv^2 / m  +  (PRIOR_DOUBT * 5 / m)^2,   the prior's five among the m peaks
+
+so that a crowd which finds an idle pool is let in with more care than the same crowd an hour later.
+
 Reference: Kaplan and Meier, Nonparametric estimation from incomplete observations (1958).
 """
 
+import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from .demand import PSEUDO_OBSERVATIONS
+
 HORIZON_STEPS = 24
+PRIOR_DOUBT = 0.5
+"""Relative standard error of what a pool file says of peaks."""
 
 Floats = npt.NDArray[np.float64]
 
 
-def projected(contexts: Sequence[float], peaks: Sequence[float]) -> Floats:
-    """Expected sum of contexts, now and at steps of growth up to the largest peak that was seen.
+class Projection(NamedTuple):
+    """Sums of contexts, now and at steps of growth up to the largest peak that was seen; shape (HORIZON_STEPS,)."""
+
+    mean: Floats
+    """Tokens; the first is the sum now."""
+    variance: Floats
+    """Tokens squared, of chance alone."""
+    doubt: Floats
+    """Tokens: one standard error of the mean, because peaks are known only so well."""
+
+
+NOTHING = Projection(np.zeros(HORIZON_STEPS), np.zeros(HORIZON_STEPS), np.zeros(HORIZON_STEPS))
+
+
+def projected(contexts: Sequence[float], peaks: Sequence[float], cut: Sequence[float] = ()) -> Projection:
+    """Expected sum of contexts, now and later, and how sure that is.
 
     Args:
         contexts: tokens of each program now, shape (n,).
         peaks: peaks of ended programs, shape (m,), m >= 1.
+        cut: contexts of programs that were cut off before they ended, shape (k,).
 
-    Returns:
-        Shape (HORIZON_STEPS,), tokens; the first is the sum now.
-
-    >>> round(projected([100.0, 300.0], [400.0]).max())
+    >>> round(projected([100.0, 300.0], [400.0]).mean.max())
     574
     """
     if not contexts:
-        return np.zeros(HORIZON_STEPS)
+        return NOTHING
     now = np.asarray(contexts, dtype=np.float64)
     ended = np.sort(np.asarray(peaks, dtype=np.float64))
-    left = survival(ended, now)
+    left = survival(ended, np.concatenate((now, np.asarray(cut, dtype=np.float64))))
     growth = np.linspace(0.0, max(float(ended[-1]), float(now.max())), HORIZON_STEPS)
     later = now[:, None] + growth[None, :]
     alive = left[np.searchsorted(ended, later)] / np.maximum(left[np.searchsorted(ended, now)], 1e-9)[:, None]
-    total: Floats = (later * np.minimum(alive, 1.0)).sum(axis=0)
-    total[0] = now.sum()  # whoever is larger than any peak seen is there all the same
-    return total
+    alive = np.minimum(alive, 1.0)
+    alive[:, 0] = 1.0  # whoever is larger than any peak seen is there all the same
+    expected = later * alive
+    total = expected.sum(axis=0)
+    variance = (later * expected * (1.0 - alive)).sum(axis=0)
+    cv2, m = (float(ended.std()) / max(float(ended.mean()), 1e-9)) ** 2, len(ended)
+    relative = math.sqrt(cv2 / m + (PRIOR_DOUBT * PSEUDO_OBSERVATIONS / m) ** 2)
+    doubt = relative * np.maximum(total - (now[:, None] * alive).sum(axis=0), 0.0)
+    return Projection(total, variance, doubt)
 
 
 def survival(ended: Floats, running: Floats) -> Floats:

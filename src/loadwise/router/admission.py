@@ -25,6 +25,8 @@ from loadwise.kernel.streams import Streams
 from loadwise.ledger.demand import Demand
 from loadwise.ledger.ledger import Ledger
 from loadwise.ledger.overhead import Overhead
+from loadwise.ledger.pace import Pace
+from loadwise.ledger.residency import Residency
 from loadwise.policy.base import Candidate, Context, Policy
 from loadwise.policy.guarded import Report, guarded
 from loadwise.policy.registry import Resolve, make_policy
@@ -64,8 +66,11 @@ class Admission:
         self.n_held = 0
         self.is_stirred = False
         """Something has changed since nobody could be moved to another model."""
+        self.calm: set[ModelId] = set()
+        """Models that are noted as roomy for small changes alone: the head may fit, but no move has become better."""
         self._has_own_gate = config.admission.kind == "footprint"
         """Its word depends on contexts, not on amounts: it may change with every answer."""
+        self._learns_residency = self._has_own_gate and config.admission.learns_footprint
         for model_id in backends.model_by_id:
             self.add_model(model_id)
         for state in backends.by_id.values():
@@ -107,6 +112,7 @@ class Admission:
         self.ledger.remove(backend_id)
         self.books.model_by_backend.pop(backend_id, None)
         self.books.overhead_by_backend.pop(backend_id, None)
+        self.books.pace_by_backend.pop(backend_id, None)
 
     # --- may it start? ---
 
@@ -348,26 +354,40 @@ class Admission:
         amount = max(program.context_tokens, expected_tokens, running_tokens)
         amount = max(amount - self._common(program.backend_id), 0)
         amount += self.books.overhead_tokens(program.backend_id)
-        if self.ledger.extend(program.program_id, program.backend_id, amount) < 0 or self._has_own_gate:
+        if self.ledger.extend(program.program_id, program.backend_id, amount) < 0:
             self.stir(program.backend_id)
+        elif self._has_own_gate:
+            self._stir_calmly(program.backend_id)
 
     def release_program(self, program: Program) -> None:
         """Give the program's reservation back, if it has one; its binding to the backend stays as a preference."""
         if program.is_reserved:
             assert program.backend_id is not None
             self.ledger.release(program.program_id, program.backend_id)
-            program.is_reserved = program.is_marked = False
+            program.is_reserved = program.is_marked = program.is_resident = False
             self.stir(program.backend_id)
 
     def stir(self, backend_id: BackendId) -> None:
         """Something of the backend came free, or may have; others may share its cache."""
-        for member in self.ledger.members(backend_id):
-            self._backends.stir(BackendId(member))
+        for member in map(BackendId, self.ledger.members(backend_id)):
+            self._backends.stir(member)
+            self.calm.discard(self.books.model_by_backend[member])
+
+    def _stir_calmly(self, backend_id: BackendId) -> None:
+        """A head may fit now, for a count has changed a little; nobody has left."""
+        for member in map(BackendId, self.ledger.members(backend_id)):
+            model_id = self.books.model_by_backend[member]
+            if model_id not in self._backends.roomy:
+                self.calm.add(model_id)
+                self._backends.stir(member)
 
     def rise(self, backend_id: BackendId) -> None:
         """A call has returned there: calls that the ceiling has kept may go on, of programs that live there first."""
-        for member in self.ledger.members(backend_id):
-            self._backends.rise(BackendId(member))
+        for member in map(BackendId, self.ledger.members(backend_id)):
+            model_id = self.books.model_by_backend[member]
+            if model_id not in self._backends.roomy:
+                self.calm.add(model_id)
+            self._backends.rise(member)
 
     def release_turn(self, turn: Turn) -> None:
         """Give the turn's own reservation back."""
@@ -383,6 +403,8 @@ class Admission:
         demand.learn(program.peak_tokens)
         if program.admitted_at_s is not None and not program.n_side_turns:  # else its time is not one model's
             demand.learn_run(at_s - program.admitted_at_s)
+            if self._has_own_gate and program.backend_id is not None:
+                self._pace(program.backend_id).learn_end(program.n_turns - program.n_turns_before)
         self._stir_pool(program.model)
 
     def learn_first(self, program: Program, backend_id: BackendId, cached_tokens: int) -> None:
@@ -392,6 +414,40 @@ class Admission:
             demand.learn_first(cached_tokens)
             self.ledger.set_common(backend_id, demand.common_tokens)
             self.stir(backend_id)
+
+    def learn_overdue(self, program: Program, at_s: float) -> None:
+        """A program has run out of time while it ran."""
+        assert program.model is not None and program.admitted_at_s is not None
+        demand = self.demand_by_model[program.model]
+        demand.learn_overdue(program.context_tokens, at_s - program.admitted_at_s)
+        if self._has_own_gate and program.backend_id is not None:
+            self._pace(program.backend_id).learn_cut(program.n_turns - program.n_turns_before, program.peak_tokens)
+
+    def learn_pace(self, turn: Turn, program: Program, backend_id: BackendId, at_s: float) -> None:
+        """A call was answered: how long programs take from answer to answer, by how many there are."""
+        if self._has_own_gate and not turn.is_side and program.is_resident and program.backend_id == backend_id:
+            accounts = self.ledger.account_by_backend
+            n_programs = sum(len(accounts[member].amount_by_key) for member in self.ledger.members(backend_id))
+            cycle_s = at_s - program.answered_at_s - turn.wait_s
+            self._pace(backend_id).read(n_programs=n_programs, cycle_s=max(cycle_s, 0.0), at_s=at_s)
+
+    def _pace(self, backend_id: BackendId) -> Pace:
+        return self.books.pace_by_backend.setdefault(backend_id, Pace())
+
+    def learn_found(self, program: Program, backend_id: BackendId, prompt_tokens: int, cached_tokens: int) -> None:
+        """A later call was answered: whether its program's context was found tells whether the cache was too full."""
+        context_tokens = program.context_tokens
+        if not self._learns_residency or not program.is_resident or program.backend_id != backend_id:
+            return
+        if not self.is_gated(backend_id) or not 0 < context_tokens <= prompt_tokens:
+            return  # a conversation that was made shorter, or began anew
+        cache = self.books.cache(backend_id)
+        residency = self.books.residency_by_cache.get(cache)
+        if residency is None:
+            residency = Residency(bound_ratio=self._config.admission.footprint_ratio)
+            self.books.residency_by_cache[cache] = residency
+        fill_ratio = self.books.fill_ratio(backend_id)
+        residency.read(fill_ratio=fill_ratio, found_ratio=min(cached_tokens / context_tokens, 1.0))
 
     def _stir_pool(self, model_id: ModelId) -> None:
         """Something about a model has changed that may let in a held turn, of it or of those that share its caches."""
@@ -451,8 +507,10 @@ class Admission:
                 account.capacity = found[0]
         elif admission.capacity == "engine" and not state.spec.declares_capacity:
             self._take_capacity(backend_id, self._backends.signal(backend_id, "kv_tokens", at_s, max_age_s))
-        if (overhead.tokens, account.capacity) != before:
+        if account.capacity != before[1]:
             self.stir(backend_id)
+        elif overhead.tokens != before[0]:
+            self._stir_calmly(backend_id)
 
     def _take_capacity(self, backend_id: BackendId, kv_tokens: float | None) -> None:
         """Count in the engine's own KV tokens, as soon as nothing is held in another unit."""

@@ -64,12 +64,17 @@ class Attempts:
         context_tokens = self._charge(program, bill)
         if program.n_turns == 0 and event.usage.is_exact:
             desk.admission.learn_first(program, backend_id, clamped_tokens(event.usage.cached_tokens))
+        elif event.usage.is_exact and bill.is_counted and not turn.is_side:
+            desk.admission.learn_found(program, backend_id, bill.prompt_tokens, bill.cached_tokens)
+        desk.admission.learn_pace(turn, program, backend_id, desk.now_s)
         program.n_turns += 1
         if turn.is_side:
             program.n_side_turns += 1
         else:
             program.context_tokens = context_tokens
             program.peak_tokens = max(program.peak_tokens, context_tokens)
+            program.answered_at_s = desk.now_s
+            program.is_resident = program.is_reserved and program.backend_id == backend_id
         self._ending.close_turn(turn, program)
         desk.counts.completed += 1
         if turn.is_final:

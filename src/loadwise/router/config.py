@@ -148,10 +148,14 @@ class AdmissionConfig(Fact, frozen=True, kw_only=True):
     kind: AdmissionKind = "ledger"
     """`ledger`: a peak is reserved for each (ORACLE). `footprint`: all together must fit at their largest. `cap`: so
     many programs. `pause`: ThunderAgent. `none`: at once."""
-    footprint_ratio: float = 0.75
-    """Of `footprint`: share of the capacity that all programs may be expected to fill at once."""
-    footprint_slack_ratio: float = 0.75
-    """Of `footprint`: share up to which a program starts if all that wait with it would fit, too."""
+    footprint_ratio: float = 0.8
+    """Of `footprint`: share of the capacity that living contexts may fill, before anything has been learned of it."""
+    learns_footprint: bool = True
+    """Of `footprint`: whether that share follows where contexts begin to be lost."""
+    footprint_deviations: float = 1.0
+    """Of `footprint`: so many deviations of what all programs may fill at once are kept in hand."""
+    heeds_budget: bool = True
+    """Of `footprint`: no program starts where, for it, more would run out of their time budgets than it is worth."""
     programs_max: int = 32
     """Of `cap`: programs on one backend."""
     programs_max_by_model: dict[str, int] = {}
@@ -171,10 +175,14 @@ class AdmissionConfig(Fact, frozen=True, kw_only=True):
     pause: PauseConfig = PauseConfig()
 
     def __post_init__(self) -> None:
-        for name in ("footprint_ratio", "footprint_slack_ratio", "call_ratio"):
+        for name in ("footprint_ratio", "call_ratio"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and 0.0 < value <= 1.0):
                 raise ConfigError(f"router.admission.{name} is {value!r}; it must be in (0, 1]")
+        if not (math.isfinite(self.footprint_deviations) and 0.0 <= self.footprint_deviations <= 10.0):
+            raise ConfigError(
+                f"router.admission.footprint_deviations is {self.footprint_deviations!r}; it must be in [0, 10]"
+            )
         for cap in (self.programs_max, *self.programs_max_by_model.values()):
             if not 1 <= cap <= COUNT_MAX:
                 raise ConfigError(f"router.admission.programs_max is {cap!r}; it must be >= 1 and <= {COUNT_MAX:g}")
@@ -192,7 +200,9 @@ class DivertConfig(Fact, frozen=True, kw_only=True):
     forecast: Literal["mean", "elapsed"] = "mean"
     """From mean run times (ORACLE), or from how long each program has run already."""
     prices_run: bool = False
-    """Count a model's expected run time with the wait, and of its success only what ends within the budget."""
+    """Count a model's expected run time with the wait."""
+    counts_overdue: bool = False
+    """Count of a model's success only what ends within the budget."""
     rebinds: bool = False
     """Move a started program when no backend of its model takes turns any more; its context is read anew there."""
 

@@ -15,6 +15,7 @@ what it drew by chance stays, and so does the share of the best choice that chan
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from loadwise.kernel.ids import ModelId, ProgramId, TurnId
@@ -80,8 +81,8 @@ class Divert:
         return self.score(self.expected(model_id, success), wait_s, self._run_s(model_id))
 
     def expected(self, model_id: ModelId, success: float) -> float:
-        """Expected success; where run time is priced, only of programs that end within their budget."""
-        if not self._config.divert.prices_run:
+        """Expected success; where overdue programs are counted, only of those that end within their budget."""
+        if not self._config.divert.counts_overdue:
             return success
         return success * self._admission.demand_by_model[model_id].finished_ratio
 
@@ -143,27 +144,45 @@ class Divert:
         Whoever leaves a line moves all behind one place forward, so what a departure is worth is the wait of the last
         in line, whoever it is that departs. Hence the smallest success gap in the line is held against that wait.
         """
-        best: tuple[float, int, Move] | None = None
+        found: list[tuple[float, int, Move]] = []
         for home in models:
             order = self._admission.order_by_model[home]
             away = [m for m in models if m != home and not self._admission.order_by_model[m]]
             if not len(order) or not away:
                 continue
+            held = [turns[turn_id] for turn_id in islice(order, PLACES_MAX)]
+            movable = [(place, t) for place, t in enumerate(held) if may_move(t, programs[t.program_id])]
+            away = self._roomy(away, [turn for _, turn in movable], programs, at_s)
+            if not away:
+                continue
             wait_s = self.line(home, len(order), at_s)(len(order) - 1).wait_s
-            for place, turn_id in enumerate(order):
-                if place >= PLACES_MAX:
-                    break
-                turn = turns[turn_id]
+            for place, turn in movable:
                 program = programs[turn.program_id]
-                if not may_move(turn, program):
-                    continue
-                for model_id in away:
-                    gap = self._gap(home, model_id, program, wait_s)
-                    if gap is None or (best is not None and (gap, place) >= best[:2]):
-                        continue
-                    if self._admission.room_at(model_id, turn, program, at_s) is not None:
-                        best = (gap, place, Move(turn, program, model_id))
-        return None if best is None else best[2]
+                gaps = ((m, self._gap(home, m, program, wait_s)) for m in away)
+                found += [(gap, place, Move(turn, program, m)) for m, gap in gaps if gap is not None]
+        return self._first_with_room(sorted(found, key=lambda entry: entry[:2]), at_s)
+
+    def _roomy(
+        self, models: list[ModelId], turns: list[Turn], programs: Mapping[ProgramId, Program], at_s: float
+    ) -> list[ModelId]:
+        """Models on which the smallest of the turns would start: looking is cheaper than forecasting a line."""
+        if not turns:
+            return []
+        least = min(turns, key=lambda turn: turn.needed_tokens)
+        program = programs[least.program_id]
+        return [m for m in models if self._admission.room_at(m, least, program, at_s) is not None]
+
+    def _first_with_room(self, moves: Sequence[tuple[float, int, Move]], at_s: float) -> Move | None:
+        """The first that would start at once; where one finds no room, none that is as large does."""
+        refused_tokens: dict[ModelId, int] = {}
+        for _, _, move in moves:
+            tokens = move.turn.needed_tokens
+            if tokens >= refused_tokens.get(move.model, tokens + 1):
+                continue
+            if self._admission.room_at(move.model, move.turn, move.program, at_s) is not None:
+                return move
+            refused_tokens[move.model] = tokens
+        return None
 
     def _gap(self, home: ModelId, away: ModelId, program: Program, wait_s: float) -> float | None:
         """What success the move costs; None where staying is better."""

@@ -11,10 +11,12 @@ from typing import Protocol
 import numpy as np
 
 from loadwise.kernel.ids import BackendId, ModelId, ProgramId
-from loadwise.ledger.demand import PSEUDO_OBSERVATIONS, Demand
-from loadwise.ledger.footprint import HORIZON_STEPS, Floats, projected
+from loadwise.ledger.demand import Demand
+from loadwise.ledger.footprint import HORIZON_STEPS, projected
 from loadwise.ledger.ledger import Ledger
 from loadwise.ledger.overhead import Overhead
+from loadwise.ledger.pace import Pace
+from loadwise.ledger.residency import Residency
 
 from .config import AdmissionConfig
 from .program import Program, Turn
@@ -35,6 +37,9 @@ class Books:
         self.ledger = ledger
         self.demand_by_model: dict[ModelId, Demand] = {}
         self.overhead_by_backend: dict[BackendId, Overhead] = {}
+        self.residency_by_cache: dict[str, Residency] = {}
+        """By the name of a cache that backends share, or of the one backend that has it."""
+        self.pace_by_backend: dict[BackendId, Pace] = {}
         self.model_by_backend: dict[BackendId, ModelId] = {}
         self.programs: Mapping[ProgramId, Program] = {}
         self.order_by_model: Mapping[ModelId, Sized] = {}
@@ -44,10 +49,28 @@ class Books:
         overhead = self.overhead_by_backend.get(backend_id)
         return 0 if overhead is None else overhead.tokens
 
+    def cache(self, backend_id: BackendId) -> str:
+        """Under which name the residency of a backend's cache is kept; pools and backends may be called alike."""
+        pool = self.ledger.account_by_backend[backend_id].pool
+        return f"backend:{backend_id}" if pool is None else f"pool:{pool}"
+
+    def fill_ratio(self, backend_id: BackendId) -> float:
+        """Share of the cache that living contexts fill, with what running requests hold besides, as far as is known."""
+        total = 0.0
+        for member in map(BackendId, self.ledger.members(backend_id)):
+            account = self.ledger.account_by_backend[member]
+            contexts = self.contexts(member)
+            total += (sum(contexts) + self.extra_tokens(member, len(contexts))) / account.capacity
+        return total
+
     def extra_tokens(self, backend_id: BackendId, n_programs: int) -> float:
-        """What so many programs hold besides their contexts, less what they have in common."""
+        """What so many programs hold besides their contexts, less what they have in common.
+
+        The overhead counts twice: what a request holds besides its tokens it leaves behind when its next turn has made
+        it anew, and least recently used, that goes only after contexts of programs that are between two calls.
+        """
         common = self.ledger.account_by_backend[backend_id].common
-        return float(n_programs * self.overhead_tokens(backend_id) - max(n_programs - 1, 0) * common)
+        return 2.0 * n_programs * self.overhead_tokens(backend_id) - max(n_programs - 1, 0) * common
 
     def contexts(self, backend_id: BackendId) -> list[float]:
         """Tokens of every program that has a place there, and of single turns."""
@@ -91,7 +114,8 @@ class FootprintGate:
     """All programs together must fit at their largest, as far as that can be expected.
 
     Their contexts grow together while some end: what is held against the limit is the largest expected sum, not a sum
-    of largest ones (`ledger.footprint`). Every program also counts what a running request holds besides its tokens.
+    of largest ones, and so many deviations more as the configuration asks for (`ledger.footprint`). The limit is the
+    fill at which contexts begin to be lost, which answers tell (`ledger.residency`).
     """
 
     def __init__(self, config: AdmissionConfig, books: Books) -> None:
@@ -103,52 +127,54 @@ class FootprintGate:
         members = ledger.members(backend_id)
         if not any(ledger.account_by_backend[b].amount_by_key for b in members):
             return True
-        if self._is_unproven(backend_id) and not ledger.fits(backend_id, amount, at_s=at_s):
-            return False
         new_tokens = float(max(program.context_tokens, turn.needed_tokens))
-        if self._largest(backend_id, members, [new_tokens]) <= self._config.footprint_ratio:
+        bound = self.bound_ratio(backend_id)
+        if self._books.fill_ratio(backend_id) + new_tokens / ledger.account_by_backend[backend_id].capacity > bound:
+            return False
+        if self._largest(backend_id, members, [new_tokens], self._config.footprint_deviations) > bound:
+            return False
+        return not self._config.heeds_budget or self._is_worth_it(program, backend_id, members)
+
+    def _is_worth_it(self, program: Program, backend_id: BackendId, members: list[str]) -> bool:
+        """Whether one more there does not make more programs run out of time than it is worth (`ledger.pace`)."""
+        pace, budget_s = self._books.pace_by_backend.get(backend_id), program.budget_s
+        if budget_s is None and program.budget_ends_at_s is not None:
+            budget_s = program.budget_ends_at_s - program.arrived_at_s  # not what is left: time alone opens no gate
+        if pace is None or budget_s is None or budget_s <= 0.0 or not pace.is_known:
             return True
-        # Nobody need wait where all who do would fit with what is kept in hand for a crowd.
-        model_id = self._books.model_by_backend[backend_id]
-        n_waiting = len(self._books.order_by_model[model_id]) - (turn.is_held and turn.model == model_id)
-        everybody = [new_tokens] * (1 + n_waiting)
-        return self._largest(backend_id, members, everybody) <= self._config.footprint_slack_ratio
+        accounts, programs = self._books.ledger.account_by_backend, self._books.programs
+        n_programs = sum(len(accounts[b].amount_by_key) for b in members)
+        here = (programs.get(ProgramId(key)) for key in accounts[backend_id].amount_by_key)
+        running = [float(found.n_turns - found.n_turns_before) for found in here if found is not None]
+        return pace.is_worth_one_more(n_programs, running, budget_s)
 
     def bound_ratio(self, backend_id: BackendId) -> float:
-        """Share of the capacity that all programs may be expected to fill at once."""
-        return self._config.footprint_ratio
+        """Share of the cache that living contexts may fill."""
+        residency = self._books.residency_by_cache.get(self._books.cache(backend_id))
+        return self._config.footprint_ratio if residency is None else residency.bound_ratio
 
     def n_missing(self, backend_id: BackendId) -> float:
         """How many average programs must leave before one begins; contexts may have outgrown what departures free."""
         members = self._books.ledger.members(backend_id)
         n_programs = sum(len(self._books.ledger.account_by_backend[b].amount_by_key) for b in members)
-        now = self._largest(backend_id, members, [])
-        over = self._largest(backend_id, members, [0.0]) - self._config.footprint_ratio
+        now = self._largest(backend_id, members, [], 0.0)
+        most = self._largest(backend_id, members, [0.0], self._config.footprint_deviations)
+        over = most - self.bound_ratio(backend_id)
         return over * n_programs / now if now > 0.0 else 0.0
 
-    def _largest(self, backend_id: BackendId, members: list[str], newcomers: list[float]) -> float:
-        """Largest expected share of the cache, with some more programs on one backend."""
-        shares = np.zeros(HORIZON_STEPS)
-        for member in members:
-            contexts = self._books.contexts(BackendId(member))
-            shares += self._shares(BackendId(member), contexts + newcomers if member == backend_id else contexts)
-        return float(shares.max())
-
-    def _is_unproven(self, backend_id: BackendId) -> bool:
-        """Whether fewer programs have ended than the prior is worth: until then a peak each must fit as well.
-
-        A pool that is found idle by a crowd would else be filled by guesswork, with programs that all grow in step.
-        """
-        demand = self._books.demand_by_model[self._books.model_by_backend[backend_id]]
-        return demand.n_finished < PSEUDO_OBSERVATIONS
-
-    def _shares(self, backend_id: BackendId, contexts: list[float]) -> Floats:
-        """Expected use of the cache by one backend's programs, over the horizon."""
-        account = self._books.ledger.account_by_backend[backend_id]
-        peaks = self._books.demand_by_model[self._books.model_by_backend[backend_id]].peaks
-        extra = self._books.extra_tokens(backend_id, len(contexts))
-        shares: Floats = (projected(contexts, peaks) + extra) / account.capacity
-        return shares
+    def _largest(self, backend_id: BackendId, members: list[str], newcomers: list[float], deviations: float) -> float:
+        """Largest expected share of the cache and so many deviations, with some more programs on one backend."""
+        mean, variance, doubt = np.zeros(HORIZON_STEPS), np.zeros(HORIZON_STEPS), np.zeros(HORIZON_STEPS)
+        for member in map(BackendId, members):
+            contexts = self._books.contexts(member) + (newcomers if member == backend_id else [])
+            capacity = self._books.ledger.account_by_backend[member].capacity
+            peaks = self._books.demand_by_model[self._books.model_by_backend[member]].peaks
+            pace = self._books.pace_by_backend.get(member)
+            sums = projected(contexts, peaks, () if pace is None else pace.cut_tokens)
+            mean += (sums.mean + self._books.extra_tokens(member, len(contexts))) / capacity
+            variance += sums.variance / capacity**2
+            doubt += sums.doubt / capacity
+        return float((mean + deviations * np.sqrt(variance + doubt**2)).max())
 
 
 class PauseGate:

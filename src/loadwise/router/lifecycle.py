@@ -278,8 +278,7 @@ class Lifecycle:
         self._ending.cancel_turns_of(program, budget_exceeded(program.program_id), keeps_program=True)
         self._settle(program, EndReason.BUDGET)
         if program.model is not None and program.admitted_at_s is not None:
-            demand = desk.admission.demand_by_model[program.model]
-            demand.learn_overdue(program.context_tokens, desk.now_s - program.admitted_at_s)
+            desk.admission.learn_overdue(program, desk.now_s)
         if desk.config.budget_credit == "fail" and program.decision_id is not None:
             self._credit(program, 0.0)
         else:

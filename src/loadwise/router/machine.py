@@ -220,7 +220,8 @@ class Router:
             self._dispatching.note_heads()
         while True:
             if self.backends.roomy:
-                desk.admission.is_stirred = True
+                desk.admission.is_stirred |= not desk.admission.calm.issuperset(self.backends.roomy)
+                desk.admission.calm.clear()
                 self._dispatching.start_held()
             if desk.admission.n_held and self._dispatching.move_held():
                 continue

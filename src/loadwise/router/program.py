@@ -98,6 +98,10 @@ class Program(msgspec.Struct, kw_only=True):
     backend_id: BackendId | None = None
     is_reserved: bool = False
     """Whether the program itself holds a reservation on `backend_id`."""
+    is_resident: bool = False
+    """Its last answer came from there, and it has had its place since: its context should still be in the cache."""
+    answered_at_s: float = 0.0
+    """When that came."""
     decision_id: DecisionId | None = None
     verifier: str | None = None
     open_turns: list[TurnId] = []

@@ -12,6 +12,8 @@ from loadwise.ledger.demand import Demand
 from loadwise.ledger.forecast import Errors
 from loadwise.ledger.ledger import Account
 from loadwise.ledger.overhead import Overhead
+from loadwise.ledger.pace import Pace
+from loadwise.ledger.residency import Residency
 
 from .backends import BackendState
 from .counts import Counts
@@ -40,6 +42,9 @@ class RouterState(Fact, frozen=True, kw_only=True):
     passes: dict[str, dict[str, float]] = {}
     """Of orders that remember more than their turns."""
     overheads: dict[str, Overhead] = {}
+    residencies: dict[str, Residency] = {}
+    """Of caches, by `Books.cache`."""
+    paces: dict[str, Pace] = {}
     forecast_errors: Errors = msgspec.field(default_factory=Errors)
     successes: dict[str, dict[str, Cell]] = {}
     replica_policy: bytes
@@ -78,6 +83,8 @@ def dump_router(desk: Desk) -> bytes:
             orders={str(name): list(order) for name, order in admission.order_by_model.items()},
             passes={str(name): passes for name, o in admission.order_by_model.items() if (passes := o.dump())},
             overheads={str(name): overhead for name, overhead in admission.books.overhead_by_backend.items()},
+            residencies=admission.books.residency_by_cache,
+            paces={str(name): pace for name, pace in admission.books.pace_by_backend.items()},
             forecast_errors=desk.divert.errors,
             successes=desk.routing.successes.cells,
             replica_policy=admission.replica_policy.dump(),
@@ -128,6 +135,8 @@ def _load_admission(desk: Desk, state: RouterState) -> None:
     books.overhead_by_backend = {
         b: state.overheads.get(b) or known.get(b) or admission.new_overhead() for b in books.model_by_backend
     }
+    books.residency_by_cache = dict(state.residencies)
+    books.pace_by_backend = {BackendId(name): pace for name, pace in state.paces.items()}
     with suppress(SchemaMismatch):  # another replica policy is configured now: it begins anew
         admission.replica_policy.load(state.replica_policy)
     admission.order_by_model.clear()

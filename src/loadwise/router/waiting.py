@@ -139,8 +139,6 @@ class Waiting:
             looks_ahead=True,
             sum_peaks=sum_peaks,
             n_peaks=n_peaks,
-            n_unproven=float(max(PSEUDO_OBSERVATIONS - min(demand.n_finished for demand in demands), 0)),
-            unproven_limit=limit * self._config.admission_ratio / gate.bound_ratio(ids[0]),
             n_missing=max(min((gate.n_missing(b) for b in own), default=0.0), 0.0),
             doubt=AHEAD_DOUBT,
         )
