@@ -7,9 +7,11 @@ behind, other clients take their share, declared capacities are wrong. But each 
 found, and so whether the cliff was below what the cache was filled with.
 
 While more than `LOST_SHARE` of late turns were lost, each loss lowers the bound by `STEP`, though not below what was
-too much; while hardly any were, a turn that kept its context in a cache about as full as the bound raises it by
-`RAISE`. So it falls within some twenty answers, and rises on evidence alone, slower than programs grow. Losses short of
-that share are no cliff: programs that were away for long lose theirs in any cache, and reading a few anew is cheap.
+too much; while hardly any were, a turn that kept its context in a cache about as full as the bound raises it by `RAISE` of
+what that context has grown by. So it falls within some twenty answers, and rises on evidence alone and slowly: contexts
+go on growing after their programs were let in, and who was let in cannot be sent away, so that a bound which runs ahead
+of one generation of programs meets the cliff with all of them. Losses short of that share are no cliff: programs that
+were away for long lose theirs in any cache, and reading a few anew is cheap.
 """
 
 import msgspec
@@ -17,7 +19,8 @@ import msgspec
 LOST_SHARE = 0.12
 """Of turns. Gaps between turns are spread, and so is what they lose: up to here, throughput still gains by one more."""
 STEP = 0.02
-RAISE = 0.0005
+RAISE = 0.05
+"""A generation of programs appends about twice what the cache holds at one time: a tenth of the bound for each."""
 NEAR = 0.9
 """Share of the bound at which a kept context says something of it."""
 BELOW_LOSS = 0.95
@@ -35,9 +38,9 @@ class Residency(msgspec.Struct, kw_only=True):
     """The bound of one cache, as a share of the capacity that it is believed to have.
 
     >>> residency = Residency(bound_ratio=0.9)
-    >>> residency.read(fill_ratio=0.8, found_ratio=1.0)
+    >>> residency.read(fill_ratio=0.8, found_ratio=1.0, grown_ratio=0.0)
     >>> for _ in range(30):
-    ...     residency.read(fill_ratio=0.8, found_ratio=0.0)
+    ...     residency.read(fill_ratio=0.8, found_ratio=0.0, grown_ratio=0.0)
     >>> round(residency.bound_ratio, 2)
     0.76
     """
@@ -48,12 +51,13 @@ class Residency(msgspec.Struct, kw_only=True):
     has_found: bool = False
     """Something was found once; an engine that never says so tells nothing by finding nothing."""
 
-    def read(self, *, fill_ratio: float, found_ratio: float) -> None:
+    def read(self, *, fill_ratio: float, found_ratio: float, grown_ratio: float) -> None:
         """Take one answer to a program that has had its place since the one before.
 
         Args:
-            fill_ratio: living contexts over the capacity, when the answer came.
+            fill_ratio: living contexts over the capacity, the larger of when this answer came and the one before.
             found_ratio: share of the program's context that was found in the cache.
+            grown_ratio: what its context has grown by since, over the capacity.
         """
         is_kept = found_ratio >= LOST_BELOW
         self.has_found |= is_kept
@@ -63,4 +67,4 @@ class Residency(msgspec.Struct, kw_only=True):
         if not is_kept and self.lost_share > LOST_SHARE:
             self.bound_ratio = max(self.bound_ratio - STEP, min(self.bound_ratio, BELOW_LOSS * fill_ratio))
         elif is_kept and self.lost_share < LOST_SHARE / 2 and fill_ratio >= NEAR * self.bound_ratio:
-            self.bound_ratio = min(self.bound_ratio + RAISE, max(self.bound_ratio, fill_ratio / NEAR), BOUND_MAX)
+            self.bound_ratio = min(self.bound_ratio + RAISE * grown_ratio, max(self.bound_ratio, fill_ratio / NEAR), BOUND_MAX)

@@ -434,9 +434,16 @@ class Admission:
     def _pace(self, backend_id: BackendId) -> Pace:
         return self.books.pace_by_backend.setdefault(backend_id, Pace())
 
-    def learn_found(self, program: Program, backend_id: BackendId, prompt_tokens: int, cached_tokens: int) -> None:
-        """A later call was answered: whether its program's context was found tells whether the cache was too full."""
-        context_tokens = program.context_tokens
+    def learn_found(
+        self, program: Program, backend_id: BackendId, prompt_tokens: int, cached_tokens: int, tokens_after: int
+    ) -> None:
+        """A later call was answered: whether its program's context was found tells whether the cache was too full.
+
+        Args:
+            tokens_after: the context with the answer.
+        """
+        context_tokens, filled_ratio = program.context_tokens, program.fill_ratio
+        program.fill_ratio = 0.0
         if not self._learns_residency or not program.is_resident or program.backend_id != backend_id:
             return
         if not self.is_gated(backend_id) or not 0 < context_tokens <= prompt_tokens:
@@ -446,8 +453,12 @@ class Admission:
         if residency is None:
             residency = Residency(bound_ratio=self._config.admission.footprint_ratio)
             self.books.residency_by_cache[cache] = residency
-        fill_ratio = self.books.fill_ratio(backend_id)
-        residency.read(fill_ratio=fill_ratio, found_ratio=min(cached_tokens / context_tokens, 1.0))
+        program.fill_ratio = self.books.fill_ratio(backend_id)
+        residency.read(
+            fill_ratio=max(program.fill_ratio, filled_ratio),  # it was lost, if at all, at some time since the last answer
+            found_ratio=min(cached_tokens / context_tokens, 1.0),
+            grown_ratio=max(tokens_after - context_tokens, 0) / self.ledger.account_by_backend[backend_id].capacity,
+        )
 
     def _stir_pool(self, model_id: ModelId) -> None:
         """Something about a model has changed that may let in a held turn, of it or of those that share its caches."""

@@ -65,7 +65,7 @@ class Attempts:
         if program.n_turns == 0 and event.usage.is_exact:
             desk.admission.learn_first(program, backend_id, clamped_tokens(event.usage.cached_tokens))
         elif event.usage.is_exact and bill.is_counted and not turn.is_side:
-            desk.admission.learn_found(program, backend_id, bill.prompt_tokens, bill.cached_tokens)
+            desk.admission.learn_found(program, backend_id, bill.prompt_tokens, bill.cached_tokens, context_tokens)
         desk.admission.learn_pace(turn, program, backend_id, desk.now_s)
         program.n_turns += 1
         if turn.is_side:

@@ -102,6 +102,8 @@ class Program(msgspec.Struct, kw_only=True):
     """Its last answer came from there, and it has had its place since: its context should still be in the cache."""
     answered_at_s: float = 0.0
     """When that came."""
+    fill_ratio: float = 0.0
+    """How full the cache was then, where that is learned from; 0: not known."""
     decision_id: DecisionId | None = None
     verifier: str | None = None
     open_turns: list[TurnId] = []
