@@ -148,7 +148,7 @@ class AdmissionConfig(Fact, frozen=True, kw_only=True):
     kind: AdmissionKind = "ledger"
     """`ledger`: a peak is reserved for each (ORACLE). `footprint`: all together must fit at their largest. `cap`: so
     many programs. `pause`: ThunderAgent. `none`: at once."""
-    footprint_ratio: float = 0.8
+    footprint_ratio: float = 0.76
     """Of `footprint`: share of the capacity that living contexts may fill, before anything has been learned of it."""
     learns_footprint: bool = True
     """Of `footprint`: whether that share follows where contexts begin to be lost."""
