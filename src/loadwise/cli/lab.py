@@ -171,6 +171,8 @@ def _coupled(config: "ReplayConfig", arguments: argparse.Namespace) -> "list[Rep
             raise ConfigError(f"--coupling is {arguments.coupling!r}, but no --submissions say what is constructed")
         return [config]
     kinds = COUPLINGS if arguments.coupling is None else split_names(arguments.coupling)
+    if len(set(kinds)) != len(kinds):
+        raise ConfigError(f"--coupling is {arguments.coupling!r}; each may be given once")
     return [msgspec.structs.replace(config, coupling=kind) for kind in kinds]
 
 
