@@ -137,7 +137,7 @@ def test_a_family_is_constructed_beside_measured_ones(tmp_path: Path, coupling: 
 
 def test_what_cannot_be_constructed_is_refused(tmp_path: Path) -> None:
     """No such submission, a model that nobody stands for, a stream without the family, no file, no fine domain."""
-    with pytest.raises(ConfigError, match="tau2_marginals.parquet' does not exist; submissions are read"):
+    with pytest.raises(ConfigError, match=r"tau2_marginals\.parquet' does not exist; submissions are read"):
         coupled(tmp_path, ["tau2"], {"big": "s", "small": "w"}, "independent")
     leaderboard(tmp_path)
     assert shared_domains(tmp_path / "tau2_marginals.parquet", ["s", "w"]) == ["airline"]
