@@ -61,6 +61,7 @@ def test_families_models_and_tasks_may_be_chosen(capsys: pytest.CaptureFixture[s
         (["--embedder", "nope"], "embedder 'nope' is unknown"),
         (["--tasks", "/no/such/file"], "cannot be read"),
         (["--out", "/no/such/folder/x.json"], "is not a folder"),
+        (["--out", "/"], "'/' cannot be written: it is a folder"),
         (["--outcomes", "/no/such/folder"], "does not exist"),
     ],
 )

@@ -137,7 +137,7 @@ def test_a_family_is_constructed_beside_measured_ones(tmp_path: Path, coupling: 
 
 def test_what_cannot_be_constructed_is_refused(tmp_path: Path) -> None:
     """No such submission, a model that nobody stands for, a stream without the family, no file, no fine domain."""
-    with pytest.raises(ConfigError, match="cannot be read as Parquet"):
+    with pytest.raises(ConfigError, match=r"tau2_marginals\.parquet' does not exist; submissions are read"):
         coupled(tmp_path, ["tau2"], {"big": "s", "small": "w"}, "independent")
     leaderboard(tmp_path)
     assert shared_domains(tmp_path / "tau2_marginals.parquet", ["s", "w"]) == ["airline"]
@@ -176,6 +176,7 @@ def test_the_command_reports_every_coupling(tmp_path: Path, capsys: pytest.Captu
     assert "constructed, not measured: comonotone" in capsys.readouterr().out
     for wrong, said in (
         ([*named, "--coupling", "loose"], "'loose' is unknown"),
+        ([*named, "--coupling", "comonotone,comonotone"], "each may be given once"),
         (["--coupling", "independent"], "--coup"),
     ):
         assert main([*argv, *wrong]) == 2

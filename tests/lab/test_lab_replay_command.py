@@ -182,6 +182,7 @@ def test_a_task_without_some_model_is_left_out(tmp_path: Path, capsys: pytest.Ca
         (["--cost-weights", "a"], "numbers separated by commas"),
         (["--cost-weights", "nan"], "cost weight nan"),
         (["--cost-weights", "1e6"], "the limit of a reward is 1e+06"),
+        (["--markdown", "/"], "'/' cannot be written: it is a folder"),
         (["--plot", "picture.gif"], "must end in one of .png, .svg, .pdf"),
         (["--embedder", "nope"], "embedder 'nope' is unknown"),
         (["--outcomes", "/no/such/folder"], "'/no/such/folder' does not exist"),

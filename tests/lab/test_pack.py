@@ -265,3 +265,34 @@ def test_a_pack_for_another_embedder_is_refused(folder: Path, pack: Pack, tmp_pa
         write_pack(msgspec.structs.replace(pack, text=wide, embedder=embedder), path)
         with pytest.raises(ConfigError, match=said):
             replayed(folder, (str(path),))
+
+
+def test_a_pack_is_silent_on_kinds_it_has_not_seen(pack: Pack) -> None:
+    """Their coefficients are held no tighter than without a pack; those of kinds it knows are."""
+    spec = ContextSpec(task_types=("swe", "law"), domains=("swe/d0", "law/tax"), n_components=3)
+    bias, swe, law, d0, tax = make_prior(pack, spec, ["big", "small"]).base.counts[:5]
+    assert law == tax == 1.0
+    assert min(bias, swe, d0) > 1.0
+
+
+def test_a_pack_of_other_kinds_costs_little_where_domains_decide(folder: Path, pack: Pack, tmp_path: Path) -> None:
+    """Each model can do one of two domains: with a pack that knows neither it is found out as fast as without."""
+    rows = [
+        row(
+            task_id=f"{i:03}",
+            family="law",
+            domain=f"d{i % 2}",
+            model=model,
+            success=float(right == i % 2),
+            cost_usd=1.0,
+        )
+        for i in range(160)
+        for right, model in enumerate(("small", "big"))
+    ]
+    write(tmp_path, rows)
+    write_pack(pack, tmp_path / "other.json")
+    settings = {"n_orders": 4, "n_passes": 1, "policies": ("loadwise",), "n_draws": 10, "cost_weights": (0.0, 0.5)}
+    cold = ReplayConfig(outcomes=str(tmp_path), families=("law",), models=("small", "big"), **settings)
+    without = run_replay(cold).judged.points[0].success
+    told = run_replay(msgspec.structs.replace(cold, packs=(str(tmp_path / "other.json"),))).judged.points[0].success
+    assert told > without - 0.02

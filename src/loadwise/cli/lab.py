@@ -171,13 +171,19 @@ def _coupled(config: "ReplayConfig", arguments: argparse.Namespace) -> "list[Rep
             raise ConfigError(f"--coupling is {arguments.coupling!r}, but no --submissions say what is constructed")
         return [config]
     kinds = COUPLINGS if arguments.coupling is None else split_names(arguments.coupling)
+    if len(set(kinds)) != len(kinds):
+        raise ConfigError(f"--coupling is {arguments.coupling!r}; each may be given once")
     return [msgspec.structs.replace(config, coupling=kind) for kind in kinds]
 
 
 def _require_place(path: str | None) -> None:
     """A wrong path ends the command before the replay, not after it."""
-    if path is not None and not Path(path).resolve().parent.is_dir():
+    if path is None:
+        return
+    if not Path(path).resolve().parent.is_dir():
         raise ConfigError(f"{path!r} cannot be written: {str(Path(path).resolve().parent)!r} is not a folder")
+    if Path(path).is_dir():
+        raise ConfigError(f"{path!r} cannot be written: it is a folder")
 
 
 def _write(results: "Sequence[Result]", markdown: str | None, plot: str | None) -> None:

@@ -59,6 +59,8 @@ def _build(arguments: argparse.Namespace) -> "Pack":
     folder, out = Path(arguments.outcomes), Path(arguments.out)
     if not out.resolve().parent.is_dir():
         raise ConfigError(f"{str(out)!r} cannot be written: {str(out.resolve().parent)!r} is not a folder")
+    if out.is_dir():
+        raise ConfigError(f"{str(out)!r} cannot be written: it is a folder")
     vectors, embedder = pack_vectors(arguments.embedder)
     families = _names(arguments.families) or tuple(read_families(folder))
     if not families:

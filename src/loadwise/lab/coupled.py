@@ -191,6 +191,8 @@ def _rows(path: Path) -> list[dict[str, Any]]:
         import pyarrow.parquet
     except ImportError as error:
         raise ConfigError("margins need pyarrow, which is not installed: pip install 'loadwise[lab]'") from error
+    if not path.is_file():
+        raise ConfigError(f"{str(path)!r} does not exist; submissions are read from it")
     names = ["submission", "domain", "rounding_error", "cost_usd", *(f"tasks_{k}of4" for k in range(N_TRIALS + 1))]
     try:
         rows: list[dict[str, Any]] = pyarrow.parquet.read_table(path, columns=names).to_pylist()

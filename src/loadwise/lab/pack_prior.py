@@ -26,6 +26,9 @@ NOISE = 0.2
 """Variance of a reward around its mean: a success of 0 or 1 has at most a quarter."""
 SPREADS = {"bias": 0.15, "task_type": 0.12, "domain": 0.08, "component": 0.08, "told": 0.03, "hardness": 0.3}
 """How far a model may be from what the pack says of it, as standard deviations of coefficients."""
+UNKNOWN_COUNT = 1.0
+"""Pseudo-counts of a kind of task that the pack has not seen: a learner without a pack starts with as many (its ridge),
+and so a pack that says nothing of a kind takes nothing from what would be learned of it."""
 SPREAD_COST = 0.6
 """The same for its price, as a share of the mean price."""
 SHARPNESS = 8.0
@@ -129,7 +132,7 @@ def _base(pack: Pack, spec: ContextSpec) -> Prior:
         for place, name in enumerate(spec.domains):
             w[int(spec.bias) + len(spec.task_types) + place] = getattr(_domain(pack, name), field, 0.0)
     weights["success"][d - 2] = weights["cost"][d - 1] = 1.0
-    counts = _counts(spec)
+    counts = _counts(pack, spec)
     return Prior(
         pack=pack.digest[:12],
         at_text=d - N_TOLD,
@@ -151,11 +154,13 @@ def _domain(pack: Pack, name: str) -> Baseline | None:
     return alike[0] if len(alike) == 1 else None
 
 
-def _counts(spec: ContextSpec) -> Array:
+def _counts(pack: Pack, spec: ContextSpec) -> Array:
     """Pseudo-counts of each coefficient; the price's depends on the reward and is set later."""
-    kinds = ["bias"] * int(spec.bias) + ["task_type"] * len(spec.task_types) + ["domain"] * len(spec.domains)
+    kinds = ["bias"] * int(spec.bias)
+    kinds += ["task_type" if name in pack.families else "" for name in spec.task_types]
+    kinds += ["domain" if _domain(pack, name) is not None else "" for name in spec.domains]
     kinds += ["component"] * (spec.n_components - N_TOLD) + ["told"] * N_TOLD + ["hardness"]
-    return np.array([NOISE / SPREADS[kind] ** 2 for kind in kinds] + [1.0])
+    return np.array([NOISE / SPREADS[kind] ** 2 if kind else UNKNOWN_COUNT for kind in kinds] + [1.0])
 
 
 def _means(pack: Pack, spec: ContextSpec, model: str | None, stands_for: str | None) -> tuple[Array, Array]:
