@@ -13,6 +13,7 @@ from experiments.disc_cells import Arm, Grid, arguments_of, plot_bars, record, r
 from loadwise.lab.disc import Settings
 from loadwise.lab.disc_figures import Check, Judge, Results, checked, is_monotone
 
+IDS: tuple[str, ...] = ()
 WORLDS = ("qwen-gh200", "qwen-gh200-tight")
 LOAD = 64
 BETAS = (0.0, 0.2, 0.3, 0.5, 1.0)

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from experiments.cells import NO_IDS
 from loadwise.lab.disc import Cell, CellResult, Settings
 from loadwise.lab.disc_cache import CellCache, cell_key, package_digest
 from loadwise.lab.disc_figures import Check, Judge, Results, check_rows, shown
@@ -132,6 +133,7 @@ def record(
     seeds = sorted({seed for by_seed in results.values() for seed in by_seed})
     head = {
         "script": name,
+        "ids": NO_IDS,
         "commit": source_commit(),
         "package": package_digest(),
         "seeds": seeds,

@@ -10,6 +10,7 @@ from experiments.disc_cells import Arm, Grid, arguments_of, record, run_grids, s
 from loadwise.lab.disc import Settings
 from loadwise.lab.disc_figures import Check, Judge, Results, checked
 
+IDS: tuple[str, ...] = ()
 WORLD = "qwen-gh200"
 KV_GIB = 8.0
 OFF = {"admission": {"pause": {"has_decay": False}}}

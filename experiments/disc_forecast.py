@@ -11,9 +11,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from experiments.cells import NO_IDS
 from loadwise.lab.disc import Cell, CellResult, run_cell
 from loadwise.lab.disc_forecast import Wait, calibration, forecast_object
+from loadwise.lab.report import commit
 
+IDS: tuple[str, ...] = ()
 RESULTS = Path(__file__).parent / "results"
 WORLDS = ("qwen-gh200", "qwen-h200", "mistral-h200")
 PRESETS = ("admission_only", "static_cap", "oracle", "fast", "quality")
@@ -92,7 +95,14 @@ def main() -> int:
     print(body)
     if not options.smoke:
         pooled = {name: calibration(some, NOMINAL) for name, some in waits.items()}
-        document = {"seeds": options.seeds, "forecast": said, "nominal": NOMINAL, "calibration": pooled}
+        document = {
+            "ids": NO_IDS,
+            "commit": commit(),
+            "seeds": options.seeds,
+            "forecast": said,
+            "nominal": NOMINAL,
+            "calibration": pooled,
+        }
         (RESULTS / "disc_forecast.json").write_text(json.dumps(document, indent=1) + "\n")
         (RESULTS / "disc_forecast.md").write_text(body + "\n![calibration](disc_forecast.svg)\n")
         draw(waits, RESULTS / "disc_forecast.svg")

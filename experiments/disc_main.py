@@ -13,6 +13,7 @@ from experiments.disc_cells import Grid, arguments_of, arms_of, plot, record, ru
 from loadwise.lab.disc import LOADS, PRESETS, Settings
 from loadwise.lab.disc_figures import figures
 
+IDS: tuple[str, ...] = ()
 WORLDS = ("qwen-gh200", "qwen-gh200-tight", "mistral-h200")
 MORE_WORLDS = ("qwen-h200",)
 N_SEEDS_MORE = 6

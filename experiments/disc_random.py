@@ -25,6 +25,7 @@ from loadwise.lab import disc
 from loadwise.lab.disc import Cell, Settings, read_world, run_cell, world_names
 from loadwise.sim.vllm_engine import VllmEngineSpec
 
+IDS: tuple[str, ...] = ()
 PEERS = ("vllm_alone", "static_cap", "thunderagent", "thunderagent_state", "admission_only", "oracle")
 OURS = ("fast", "quality")
 GIVEN = (

@@ -11,6 +11,7 @@ from experiments.disc_cells import Arm, Grid, arguments_of, plot_bars, record, r
 from loadwise.lab.disc import Settings
 from loadwise.lab.disc_figures import Check, Judge, Results, checked
 
+IDS: tuple[str, ...] = ()
 WORLDS = ("qwen-gh200", "qwen-gh200-tight")
 WITH, WITHOUT = "pending counted", "landed only"
 SHARES = {(WITH, 32): 0.76, (WITHOUT, 32): 0.65, (WITH, 64): 0.53, (WITHOUT, 64): 0.28}

@@ -13,6 +13,7 @@ from experiments.disc_cells import Grid, arguments_of, arms_of, mean_of, plot, r
 from loadwise.lab.disc import PRESETS, Settings
 from loadwise.lab.disc_figures import PEERS, Check, Judge, Results, checked
 
+IDS: tuple[str, ...] = ()
 WORLDS = ("qwen-gh200-tight", "mistral-h200")
 SHARES = (0.5, 0.7, 0.9, 1.1)
 N_PROGRAMS = 2000

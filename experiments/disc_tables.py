@@ -15,6 +15,7 @@ from experiments.disc_cells import Grid, arguments_of, arms_of, record, run_grid
 from loadwise.lab.disc import PRESETS
 from loadwise.lab.disc_figures import Check, Judge, Results, checked
 
+IDS: tuple[str, ...] = ()
 PAIRS = ("qwen-gh200", "qwen-gh200-tight")
 WAITING = ("thunderagent", "static_cap", "admission_only", "oracle", "fast", "quality", "loadwise")
 FIVE = ("vllm_alone", "thunderagent", "static_cap", "admission_only", "oracle")

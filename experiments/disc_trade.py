@@ -25,6 +25,7 @@ from experiments.disc_cells import (
 from loadwise.lab.disc import Settings
 from loadwise.lab.disc_figures import Check, Estimate, Judge, Results, is_monotone
 
+IDS: tuple[str, ...] = ()
 PLACES = (("qwen-gh200", 64), ("qwen-gh200-tight", 64), ("mistral-h200", 32))
 SECONDS = (1.0, 2.0, 4.0, 6.0, 9.0, 15.0, 30.0, 60.0, 120.0)
 SWEPT = ("fast", "oracle")

@@ -197,7 +197,9 @@ def test_a_conversation_that_was_cut_short_says_nothing_of_the_cache():
     for _ in range(40):
         serve_turn(h, "p", 4000, 10)
         serve_turn(h, "p", 3000, 10)
-    assert all(r.bound_ratio == AdmissionConfig().footprint_ratio for r in h.router.admission.books.residency_by_cache.values())
+    assert all(
+        r.bound_ratio == AdmissionConfig().footprint_ratio for r in h.router.admission.books.residency_by_cache.values()
+    )
 
 
 def test_no_stall_when_estimates_are_stale():

@@ -67,4 +67,6 @@ class Residency(msgspec.Struct, kw_only=True):
         if not is_kept and self.lost_share > LOST_SHARE:
             self.bound_ratio = max(self.bound_ratio - STEP, min(self.bound_ratio, BELOW_LOSS * fill_ratio))
         elif is_kept and self.lost_share < LOST_SHARE / 2 and fill_ratio >= NEAR * self.bound_ratio:
-            self.bound_ratio = min(self.bound_ratio + RAISE * grown_ratio, max(self.bound_ratio, fill_ratio / NEAR), BOUND_MAX)
+            self.bound_ratio = min(
+                self.bound_ratio + RAISE * grown_ratio, max(self.bound_ratio, fill_ratio / NEAR), BOUND_MAX
+            )
