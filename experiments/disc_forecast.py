@@ -95,14 +95,8 @@ def main() -> int:
     print(body)
     if not options.smoke:
         pooled = {name: calibration(some, NOMINAL) for name, some in waits.items()}
-        document = {
-            "ids": NO_IDS,
-            "commit": commit(),
-            "seeds": options.seeds,
-            "forecast": said,
-            "nominal": NOMINAL,
-            "calibration": pooled,
-        }
+        document = {"ids": NO_IDS, "commit": commit(), "seeds": options.seeds, "forecast": said}
+        document |= {"nominal": NOMINAL, "calibration": pooled}
         (RESULTS / "disc_forecast.json").write_text(json.dumps(document, indent=1) + "\n")
         (RESULTS / "disc_forecast.md").write_text(body + "\n![calibration](disc_forecast.svg)\n")
         draw(waits, RESULTS / "disc_forecast.svg")

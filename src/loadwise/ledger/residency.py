@@ -7,8 +7,8 @@ behind, other clients take their share, declared capacities are wrong. But each 
 found, and so whether the cliff was below what the cache was filled with.
 
 While more than `LOST_SHARE` of late turns were lost, each loss lowers the bound by `STEP`, though not below what was
-too much; while hardly any were, a turn that kept its context in a cache about as full as the bound raises it by `RAISE` of
-what that context has grown by. So it falls within some twenty answers, and rises on evidence alone and slowly: contexts
+too much; while hardly any were, a turn that kept its context in a cache about as full as the bound raises it by `RAISE`
+of what that context has grown by. So it falls within some twenty answers, and rises on evidence alone, slowly: contexts
 go on growing after their programs were let in, and who was let in cannot be sent away, so that a bound which runs ahead
 of one generation of programs meets the cliff with all of them. Losses short of that share are no cliff: programs that
 were away for long lose theirs in any cache, and reading a few anew is cheap.

@@ -455,9 +455,7 @@ class Admission:
             self.books.residency_by_cache[cache] = residency
         program.fill_ratio = self.books.fill_ratio(backend_id)
         residency.read(
-            fill_ratio=max(
-                program.fill_ratio, filled_ratio
-            ),  # it was lost, if at all, at some time since the last answer
+            fill_ratio=max(program.fill_ratio, filled_ratio),  # if it was lost, then at some time since the last answer
             found_ratio=min(cached_tokens / context_tokens, 1.0),
             grown_ratio=max(tokens_after - context_tokens, 0) / self.ledger.account_by_backend[backend_id].capacity,
         )
