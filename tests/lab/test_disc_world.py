@@ -136,7 +136,8 @@ def test_the_price_can_be_said_in_seconds() -> None:
     """It replaces the preset's beta, and both together are refused."""
     settings = Settings(seconds_per_point=2.0)
     scenario = scenario_of(Cell(world="qwen-gh200", preset="fast", load=8, seed=1, settings=settings))
-    assert scenario.config.router.trade.wait_weight == pytest.approx(0.75)
+    trade = scenario.config.router.trade
+    assert trade.wait_weight == pytest.approx(trade.wait_reference_s / (trade.wait_reference_s + 100.0 * 2.0))
     with pytest.raises(ConfigError, match="two words for one price"):
         scenario_of(Cell(world="w", preset="fast", load=8, seed=1, settings=Settings(beta=0.1, seconds_per_point=2.0)))
 

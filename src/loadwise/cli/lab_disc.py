@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 DEFAULT_POOL = "qwen-gh200"
 OPEN_PROGRAMS = 2000
 SUMMARY = "admission, forecast and divert against their peers: loads and presets on a simulated pair of models"
+LEGEND = """
+Means over seeds. programs/h: ended within their budget; resolved: those of them that succeeded; hit: share of prompt
+tokens that the dear model's engines had cached; diverts: ran elsewhere than chosen; killed: out of budget; dear: share
+that ran on the dear model."""
 QUICK_LOADS = (32, 64)
 QUICK_PRESETS = ("thunderagent", "oracle", "fast", "quality")
 
@@ -26,7 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--pool",
         metavar="W[,...]",
-        help="worlds, by name or by the path of a world's file (default qwen-gh200)",
+        help="worlds: the path of a world's file, or qwen-gh200 (default), qwen-gh200-tight, qwen-h200,"
+        " qwen-shared-gh200, mistral-h200",
     )
     add("--scenario", metavar="FILE", help="a world's file; as --pool, for a path with a comma in it")
     add("--preset", metavar="P[,...]", help="presets of the router (default all that compete)")
@@ -74,9 +79,10 @@ def run(arguments: argparse.Namespace) -> int:
         put_json(disc_json(ran, settings))
         return 0
     put(columns(disc_rows(ran)))
+    put(LEGEND)
     checks = checks_of(ran, settings)
     if checks:
-        put("\nFigures to reach; ? where the interval over seeds lies on both sides of the bound.")
+        put("\nFigures to reach; ? where one seed ran, or the interval over seeds lies on both sides of the bound.")
         put(columns(check_rows(checks)))
     return 0
 

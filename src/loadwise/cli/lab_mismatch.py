@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--draws", type=int, default=2000, metavar="N", help="bootstrap draws (default 2000)")
     add("--seeds", default="0,1,2", metavar="N[,...]", help="each fixes all chance of its orders (default 0,1,2)")
     add("--markdown", metavar="FILE", help="write tables there")
-    add("--plot", metavar="FILE", help="draw Fig. 2a, 8a and 8b there (.png, .svg, .pdf)")
+    add("--plot", metavar="FILE", help="draw ORACLE's Fig. 2a, 8a and 8b there (.png, .svg, .pdf)")
     add_json_flag(parser)
 
 

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--presets", metavar="P[,...]", help="presets of the router (default loadwise,oracle,least_loaded,round_robin)")
     add("--loads", metavar="N[,...]", help="programs in flight (default 8,16,32,48,64,96)")
     add("--processes", type=int, default=2, metavar="N", help="processes (default 2)")
-    add("--quick", action="store_true", help=f"{QUICK_CELLS} cells; done within a minute")
+    add("--quick", action="store_true", help=f"at most {QUICK_CELLS} cells; done within a minute or two")
     add_json_flag(parser)
 
 
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the cells and report."""
     from loadwise.lab.sweep import LOADS, MAX_CELLS, PRESETS, cells, run_sweep, sweep_json, sweep_rows
 
-    n = QUICK_CELLS if arguments.quick else arguments.cells
+    n = min(QUICK_CELLS, arguments.cells) if arguments.quick else arguments.cells
     if not 1 <= n <= MAX_CELLS:
         raise ConfigError(f"--cells is {n!r}; it must be in 1..{MAX_CELLS}")
     presets = PRESETS if arguments.presets is None else tuple(arguments.presets.split(","))

@@ -27,7 +27,7 @@ SUMMARY_BY_COMMAND = {
     "whatif": "estimate what another policy would have earned on a journal's programs",
     "why": "say why a program ran where it ran",
     "pack": "build an experience pack from measured outcomes, or show one",
-    "lab": "experiments: replay of measured outcomes",
+    "lab": "experiments on measured outcomes and on simulated load",
 }
 
 

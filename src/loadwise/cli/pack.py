@@ -145,7 +145,7 @@ def _show(pack: "Pack") -> None:
         f"pack {pack.digest[:12]}: {pack.provenance.n_runs} runs of {pack.provenance.n_tasks} tasks by"
         f" {len(pack.models)} models; {text}; embedder {pack.embedder}; licence {pack.licence}"
     )
-    rows = [("model", "family", "tasks", "over a middling model, pp", "USD per unit of g")]
+    rows = [("model", "family", "tasks", "over a middling model, pp", "USD per unit of cost")]
     for model, abilities in pack.models.items():
         for family, ability in abilities.items():
             usd = "" if ability.cost_usd is None else f"{ability.cost_usd:.4g}"

@@ -4,6 +4,7 @@ import argparse
 import gc
 import json
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 # A learner's matrices are small: BLAS threads would only contend with the loop. Must be said before numpy is loaded.
@@ -54,9 +55,16 @@ def settings_of(arguments: argparse.Namespace) -> list[str]:
 def _embedder_of(config: "Config", gateway: "GatewayConfig") -> "tuple[Config, Embedder | None]":
     """What reads first requests, with the pack where there is one, and the configuration that fits it."""
     if gateway.pack is not None:
+        from loadwise.lab.pack import read_pack
         from loadwise.lab.pack_serve import with_pack
 
-        return with_pack(config, gateway)
+        begun = with_pack(config, gateway)
+        pack = read_pack(Path(gateway.pack))
+        new = [name for name in config.models if name not in pack.models]
+        told = f"; new to it: {', '.join(new)}, taken as their siblings" if new else ""
+        say(f"beginning with experience pack {pack.digest[:12]}{told}")
+
+        return begun
     from loadwise.gateway.reading import embedder_of
 
     return config, embedder_of(config, gateway)

@@ -172,13 +172,18 @@ def pool_file(
     engine: str,
     slots_by_model: Mapping[str, int],
 ) -> dict[str, Any]:
-    """The pool file of a row: the same models and backends, another policy."""
+    """The pool file of a row: the same models and backends, another policy.
+
+    What the routed row is compared with runs where its row says: a single model whose waiting programs went elsewhere
+    would be none, nor would the mixtures that the gains are drawn from.
+    """
     policy_by_kind: dict[str, dict[str, Any]] = {
         "loadwise": {},
         "random": {"policy": "random"},
         "mixing": {"policy": {"name": "mixing", "weights": plan.shares}},
         "fixed": {"policy": {"name": "fixed", "candidate": next(iter(plan.shares), "")}},
     }
+    stays = {} if plan.policy == "loadwise" else {"divert": {"when": "never"}}
     return {
         "preset": "loadwise",
         "models": {name: {"usd_per_million": msgspec.to_builtins(price)} for name, price in prices.items()},
@@ -186,6 +191,6 @@ def pool_file(
             {"name": f"{model}-1", "model": model, "url": url, "engine": engine, "slots": slots_by_model[model]}
             for model, url in url_by_model.items()
         ],
-        "router": {**policy_by_kind[plan.policy], "idle_s": 120.0},
+        "router": {**policy_by_kind[plan.policy], **stays, "idle_s": 120.0},
         "task_types": {family: {} for family in _FAMILIES},
     }

@@ -13,6 +13,7 @@ from loadwise.kernel.errors import ConfigError
 from .experiment import Result
 from .frontier import hull_vertices
 from .judge import Point, singles
+from .offline import OFFLINE
 
 
 def as_json(result: Result, experiment: str = "replay") -> dict[str, Any]:
@@ -55,7 +56,7 @@ def as_markdown(result: Result) -> str:
         lines.append(f"| {model} | {single['success']:.3f} | {single['cost_usd']:.4f} |")
     lines += ["", "| figure | value | 95 % interval |", "| --- | ---: | ---: |"]
     for name, value in result.judged.values.items():
-        lines.append(f"| {name} | {value:+.2f} | {_bounds(result.judged.ci95[name])} |")
+        lines.append(f"| {name} | {_signed(value)} | {_bounds(result.judged.ci95[name])} |")
     families = result.config.families
     lines += [
         "",
@@ -68,8 +69,8 @@ def as_markdown(result: Result) -> str:
         by_family = point.family_success
         parts = " | ".join(f"{by_family[name]:.3f}" if name in by_family else "" for name in families)
         lines.append(
-            f"| {point.policy} | {point.verification} | {point.cost_weight:g} | {point.cost_usd:.4f}"
-            f" | {point.success:.3f} | {parts} | {point.hull_gain_pp:+.2f} | {_bounds(point.ci95)} |"
+            f"| {point.policy} | {point.verification} | {_setting(point)} | {point.cost_usd:.4f}"
+            f" | {point.success:.3f} | {parts} | {_signed(point.hull_gain_pp)} | {_bounds(point.ci95)} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -152,15 +153,15 @@ def as_rows(result: Result) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]
         points.append((model, "", "", f"{single['cost_usd']:.4f}", f"{single['success']:.3f}", "", ""))
     for point in result.judged.points:
         cells = (
-            f"{point.cost_weight:g}",
+            _setting(point),
             f"{point.cost_usd:.4f}",
             f"{point.success:.3f}",
-            f"{point.hull_gain_pp:+.2f}",
+            _signed(point.hull_gain_pp),
         )
         points.append((point.policy, point.verification, *cells, _bounds(point.ci95)))
     figures: list[tuple[str, ...]] = [("figure", "value", "95 %")]
     for name, value in result.judged.values.items():
-        figures.append((name, f"{value:+.2f}", _bounds(result.judged.ci95[name])))
+        figures.append((name, _signed(value), _bounds(result.judged.ci95[name])))
     return points, figures
 
 
@@ -169,7 +170,24 @@ def _as_object(point: Point) -> dict[str, Any]:
 
 
 def _bounds(ci95: tuple[float, float]) -> str:
-    return f"[{ci95[0]:+.2f}, {ci95[1]:+.2f}]"
+    return f"[{_signed(ci95[0])}, {_signed(ci95[1])}]"
+
+
+def _signed(number: float) -> str:
+    """Two digits with a sign; nothing is never negative.
+
+    >>> _signed(-0.001), _signed(-1.5)
+    ('+0.00', '-1.50')
+    """
+    return f"{round(number, 2) + 0.0:+.2f}"
+
+
+def _setting(point: Point) -> str:
+    """The cost weight; of a selector that knows none, the number of its point.
+
+    A threshold's points are shares of tasks, a cascade's are lengths of its ladder.
+    """
+    return f"no. {point.cost_weight:g}" if point.policy in OFFLINE else f"{point.cost_weight:g}"
 
 
 def _scaled(costs: list[float], successes: list[float]) -> tuple[list[float], list[float]]:

@@ -145,7 +145,8 @@ def run_selector(config: SelectorConfig, say: Say = lambda _: None, known: Known
     texts = read_classes(config)
     counts = np.bincount(texts.owner)
     named = ", ".join(f"{name} {n}" for name, n in zip(texts.classes, counts, strict=True))
-    say(f"{len(texts.texts)} texts: {named}; left out: {texts.dropped}")
+    left_out = ", ".join(f"{n} {reason.replace('_', ' ')}" for reason, n in texts.dropped.items())
+    say(f"{len(texts.texts)} texts: {named}; left out: {left_out}")
     grams = make_grams(texts.texts, config.embedder, say, known)
     sets = {"all": texts.classes}
     if set(THREE) < set(texts.classes):

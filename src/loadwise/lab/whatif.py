@@ -86,16 +86,17 @@ def _require_support(log: Log, target: Target, sample: Sample) -> None:
         if wanted.any() and not (sample.judged & (sample.chosen == place)).any():
             raise Refusal(
                 f"policy {target.label!r} would choose model {model!r}, of which the log has no judged decision"
+                f" among the {len(target.decisions)} that it is evaluated on"
             )
     effective_n = sample.effective_n
     if effective_n < EFFECTIVE_MIN:
         n = len(target.decisions)
         by_model = sample.variation(sample.target, 2).sum(axis=0)
         rarest = log.models[int(by_model.argmax())]
+        why = "" if n < EFFECTIVE_MIN else f", for where it chooses model {rarest!r} the log seldom did"
         raise Refusal(
-            f"{n} decisions are worth {effective_n:.1f} of policy {target.label!r}, for the log seldom tries model"
-            f" {rarest!r}; at least {EFFECTIVE_MIN:g} are needed, which some {round(n * EFFECTIVE_MIN / effective_n)}"
-            " such decisions would give"
+            f"{n} decisions are worth {effective_n:.1f} of policy {target.label!r}{why}; at least {EFFECTIVE_MIN:g}"
+            f" are needed, which some {round(n * EFFECTIVE_MIN / effective_n)} such decisions would give"
         )
 
 
@@ -143,12 +144,10 @@ def as_notes(found: Answer) -> list[str]:
     """What the numbers rest on, in sentences."""
     target, log, estimates = found.target, found.log, found.estimates
     n = len(target.decisions)
-    learned = (
-        f", which learned from {target.n_learned} earlier verdicts and is frozen" if target.mode == "frozen" else ""
-    )
+    learned = f" after {target.n_learned} earlier verdicts" if target.mode == "frozen" else ""
     notes = [
         f"policy {target.label} ({target.mode}{learned}) on {n} decisions, worth {estimates.effective_n:.0f} of its own"
-        f" (largest weight {estimates.weight_max:.0f})"
+        f" (effective sample size; largest weight {estimates.weight_max:.0f})"
     ]
     if found.n_judged < n:
         notes.append(
