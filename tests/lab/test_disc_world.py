@@ -70,7 +70,7 @@ def broken(**changes: Any) -> dict[str, Any]:
     return {key: value for key, value in {**own_world(), **changes}.items() if value is not None}
 
 
-GAP = own_world()["gap"]
+GAP, POOL = own_world()["gap"], own_world()["pool"]
 
 
 @pytest.mark.parametrize(
@@ -89,6 +89,9 @@ GAP = own_world()["gap"]
         ({"workload": {"arrivals": {"kind": "trace", "path": "x"}}}, "no trace"),
         ({"workload": {"turns": 3}}, "workload.arrivals is None"),
         ({"engines": []}, r"engines is \[\]; it must be a mapping"),
+        ({"pool": {**POOL, "router": None}}, "pool.router is None; it must be a mapping"),
+        ({"pool": {**POOL, "router": {"admission": None}}}, "pool.router.admission is None; it must be a mapping"),
+        ({"pool": {**POOL, "backends": [{"name": "a", "model": []}]}}, r"backends serve \[\]; gap names"),
         ({"engines": {}}, "engine of 'b1' is no vllm"),
     ],
 )
@@ -136,7 +139,8 @@ def test_the_price_can_be_said_in_seconds() -> None:
     """It replaces the preset's beta, and both together are refused."""
     settings = Settings(seconds_per_point=2.0)
     scenario = scenario_of(Cell(world="qwen-gh200", preset="fast", load=8, seed=1, settings=settings))
-    assert scenario.config.router.trade.wait_weight == pytest.approx(0.75)
+    trade = scenario.config.router.trade
+    assert trade.wait_weight == pytest.approx(trade.wait_reference_s / (trade.wait_reference_s + 100.0 * 2.0))
     with pytest.raises(ConfigError, match="two words for one price"):
         scenario_of(Cell(world="w", preset="fast", load=8, seed=1, settings=Settings(beta=0.1, seconds_per_point=2.0)))
 
