@@ -357,6 +357,21 @@ def test_programs_in_a_call_are_marked_and_lose_their_place_when_it_returns():
     assert not h.router.table.by_id["p0"].is_reserved
 
 
+def test_a_marked_program_keeps_its_place_while_a_call_without_a_prompt_runs():
+    """Nothing is counted of such a call, and still it is covered (law L5)."""
+    h = paused_host()
+    for n in range(2):
+        h.arrive(f"p{n}", prompt_tokens=4000)
+        h.arrive(f"p{n}", prompt_tokens=5500)
+    h.after(5.0).wake()
+    h.arrive("p0", prompt_tokens=0)
+    for turn_id in (1, 2):
+        answer(h, turn_id, 5500)
+    assert h.router.table.by_id["p0"].is_reserved
+    answer(h, 5, 0)
+    assert not h.router.table.by_id["p0"].is_reserved
+
+
 def test_counting_state_and_headroom_admits_fewer():
     """The variant that counts state blocks and leaves 10 % alone."""
     released, counting = paused_host(), paused_host(state_tokens=1500, headroom_ratio=0.1)
@@ -435,6 +450,14 @@ def test_age_comes_before_everything():
     order = fair(Standing("a", 0.0), Standing("b", 1.0, 20.0), Standing("b", 2.0, 15.0), age_s=10.0)
     assert served(order, now_s=11.5) == [0, 1, 2]
     assert order.head(0.0, 1.0) is None
+
+
+def test_a_loaded_order_is_dumped_as_it_was():
+    """To the last byte: what tenants have been served is kept in the order in which they came."""
+    order, again = fair(Standing("b"), Standing("a"), Standing("a")), fair(Standing("a"))
+    order.remove(TurnId(2), is_served=True)
+    again.load(order.dump())
+    assert list(again.dump().items()) == list(order.dump().items()) == [("b", 0.0), ("a", 1.0)]
 
 
 pushes = st.lists(

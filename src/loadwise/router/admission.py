@@ -350,7 +350,7 @@ class Admission:
         assert program.model is not None and program.backend_id is not None
         if self.ledger.unit(program.backend_id) is not CapacityUnit.KV_TOKENS:
             return
-        if program.is_marked and not running_tokens:
+        if program.is_marked and not program.n_covered:
             self.release_program(program)
             return
         expected_tokens = self.demand_by_model[program.model].expected_tokens
