@@ -170,6 +170,7 @@ def test_a_learning_selector_takes_the_known_ones_place() -> None:
         (["--arrivals", "open", "--rate", "fast"], "--rate is 'fast'; it must be whole numbers"),
         (["--scenario", "a.yaml", "--pool", "b.yaml"], "--pool and --scenario both name worlds"),
         (["--scenario", "/nowhere/a.yaml"], "world '/nowhere/a.yaml' cannot be read"),
+        (["--pool", ""], "pool '' is unknown"),
         (["--seconds-per-point", "0"], "--seconds-per-point is 0.0"),
         (["--selector", "nobody"], "unknown policy 'nobody'"),
     ],
