@@ -74,23 +74,47 @@ vllm:num_requests_waiting_by_reason{reason="deferred"} 1
     assert read("vllm", without_total)["n_waiting"] == 4.0
 
 
-def test_names_are_matched_exactly_and_torn_lines_are_passed_over() -> None:
-    """No comment, no longer name, no NaN, no torn label; braces and commas inside labels are text."""
+def test_names_are_matched_exactly() -> None:
+    """No comment, no longer name, none that is indented; braces and commas inside labels are text."""
     page = """# vllm:num_requests_running 99
 vllm:num_requests_running{engine="0",m="a} b, c=\\"d\\""} 2.0
-vllm:num_requests_running{engine="1"} 3 1700000000000
+vllm:num_requests_running{engine="1", } 3 1700000000000
 vllm:num_requests_running_total 50
-vllm:num_requests_running{engine="2"} NaN
-vllm:num_requests_running{engine="3"} +Inf
-vllm:num_requests_running{engine="4} 7
-vllm:num_requests_running{engine="5"
-vllm:num_requests_running{engine="6"} 1_0
-vllm:num_requests_running{engine="7"} 1 2 3
  vllm:num_requests_running 5
 xvllm:num_requests_running 5
 vllm:kv_cache_usage_perc
 """
     assert read("vllm", page) == {"n_running": 5.0}
+
+
+@pytest.mark.parametrize("rest", [" NaN", " +Inf", " -1", '="4} 7', "", " 1_0", " 1 2 3", " one", " 1e999"])
+def test_one_unknown_engine_makes_the_sum_unknown(rest: str) -> None:
+    """Its share is not zero; what else the page says stands."""
+    line = (
+        f'vllm:num_requests_running{{engine="1"}}{rest}' if rest[:1] == " " else f"vllm:num_requests_running{{e{rest}"
+    )
+    page = f'vllm:num_requests_running{{engine="0"}} 2.0\nvllm:num_requests_waiting 1\n{line}\n'
+    assert read("vllm", page) == {"n_waiting": 1.0}
+    assert read("vllm", "vllm:num_requests_running 1e308\n" * 2) == {}
+
+
+def test_an_engine_that_joins_or_restarts_brings_no_lifetime_into_a_mean() -> None:
+    """Its counts since its start are no news of the last half minute, though the sum over engines grows."""
+    made = reader("vllm")
+
+    def mean(at_s: float, **sum_and_count: tuple[float, float]) -> float | None:
+        lines = [
+            f'vllm:e2e_request_latency_seconds_{part}{{engine="{name}"}} {value}\n'
+            for name, said in sum_and_count.items()
+            for part, value in zip(("sum", "count"), said, strict=True)
+        ]
+        return made.read({"/metrics": "".join(lines).encode()}, at_s).get("e2e_s")
+
+    assert mean(0.0, a=(10.0, 10.0)) is None
+    assert mean(1.0, a=(12.0, 11.0)) == 2.0
+    assert mean(2.0, a=(12.0, 11.0), b=(9000.0, 10.0)) is None, "b joins"
+    assert mean(3.0, a=(12.0, 11.0), b=(9003.0, 11.0)) == 3.0
+    assert mean(4.0, a=(1.0, 1.0), b=(9999.0, 99.0)) is None, "a has restarted"
 
 
 @pytest.mark.parametrize("page", ["", "\x00\n{}\n", "vllm:", "vllm:num_requests_running{", "\u2028"])

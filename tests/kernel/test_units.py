@@ -43,6 +43,7 @@ ALLOWED = {
     "beta",
     "ridge",
     "component_ridge",
+    "footprint_deviations",
     "prior_strength",
     "optimism",
     "expected_success",

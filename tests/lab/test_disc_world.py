@@ -70,7 +70,7 @@ def broken(**changes: Any) -> dict[str, Any]:
     return {key: value for key, value in {**own_world(), **changes}.items() if value is not None}
 
 
-GAP = own_world()["gap"]
+GAP, POOL = own_world()["gap"], own_world()["pool"]
 
 
 @pytest.mark.parametrize(
@@ -89,6 +89,9 @@ GAP = own_world()["gap"]
         ({"workload": {"arrivals": {"kind": "trace", "path": "x"}}}, "no trace"),
         ({"workload": {"turns": 3}}, "workload.arrivals is None"),
         ({"engines": []}, r"engines is \[\]; it must be a mapping"),
+        ({"pool": {**POOL, "router": None}}, "pool.router is None; it must be a mapping"),
+        ({"pool": {**POOL, "router": {"admission": None}}}, "pool.router.admission is None; it must be a mapping"),
+        ({"pool": {**POOL, "backends": [{"name": "a", "model": []}]}}, r"backends serve \[\]; gap names"),
         ({"engines": {}}, "engine of 'b1' is no vllm"),
     ],
 )
@@ -167,6 +170,7 @@ def test_a_learning_selector_takes_the_known_ones_place() -> None:
         (["--arrivals", "open", "--rate", "fast"], "--rate is 'fast'; it must be whole numbers"),
         (["--scenario", "a.yaml", "--pool", "b.yaml"], "--pool and --scenario both name worlds"),
         (["--scenario", "/nowhere/a.yaml"], "world '/nowhere/a.yaml' cannot be read"),
+        (["--pool", ""], "pool '' is unknown"),
         (["--seconds-per-point", "0"], "--seconds-per-point is 0.0"),
         (["--selector", "nobody"], "unknown policy 'nobody'"),
     ],

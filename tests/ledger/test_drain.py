@@ -103,3 +103,13 @@ def test_an_unknown_clock_stretches_every_interval():
     assert wide.high_s / wide.low_s > 2.0
     assert narrow.high_s / narrow.low_s < wide.high_s / wide.low_s
     assert young.doubt > old.doubt
+
+
+@pytest.mark.parametrize("gate", [PEAKS, AHEAD])
+def test_who_begins_larger_than_anybody_ever_was_still_has_a_place(gate):
+    """Its chance to be there when it begins is one, however unheard-of it is."""
+    lives = Lives([1000.0], [], [500.0])
+    crowd = Crowd(np.array([500.0]), np.array([math.inf]), np.zeros(1), np.full(1, 1e-3))
+    found = Drain(crowd, lives, Newcomer(1e8, 40.0, math.inf, 0.0, 1e-3), gate, 3)
+    for n_ahead in range(3):
+        assert math.isfinite(found.wait_s(n_ahead, 0.0))

@@ -292,3 +292,12 @@ def test_a_negative_common_prompt_is_a_broken_law():
     ledger.account_by_backend["a"].common = -1
     with pytest.raises(LawBroken, match="L4"):
         ledger.check()
+
+
+def test_a_usage_next_to_nothing_is_no_capacity():
+    """An engine whose usage says that it holds more than any can is not believed."""
+    overhead = Overhead()
+    for n in range(2, 60):
+        tokens = 1000 + n * n
+        overhead.read(kv_usage_ratio=tokens * 1e-309, n_running=n, tokens=tokens, capacity=10_000, n_preemptions=None)
+    assert overhead.calibrated() is None

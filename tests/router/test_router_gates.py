@@ -7,8 +7,9 @@ from router_host import Host, backend, find, kinds, make_stack
 
 from loadwise.kernel import commands as c
 from loadwise.kernel import events as e
-from loadwise.kernel.ids import TurnId
+from loadwise.kernel.ids import BackendId, TurnId
 from loadwise.kernel.work import Usage
+from loadwise.ledger.pace import Pace
 from loadwise.router.config import AdmissionConfig, OrderConfig, PauseConfig
 from loadwise.router.order import FairOrder, Standing
 
@@ -229,6 +230,74 @@ def test_no_stall_when_estimates_are_stale():
     assert h.router.admission.n_held == 0
 
 
+def test_what_is_learned_of_a_cache_goes_with_it_and_with_the_wish_to_learn():
+    """A removed backend's bound is forgotten, and a configuration that does not learn goes by its own word."""
+    h = footprint_host()
+    for n in range(4):
+        serve_turn(h, f"p{n}", 600, 0)
+    serve_turn(h, "p0", 610, 600)
+    assert h.router.admission.books.residency_by_cache
+    fixed = Host(
+        make_stack(backend("a", kv_tokens=10_000), admission=AdmissionConfig(kind="footprint", learns_footprint=False))
+    )
+    fixed.router.load(h.router.dump())
+    assert not fixed.router.admission.books.residency_by_cache
+    h.send(e.BackendRemoved(at_s=h.now_s, backend_id="a"))
+    assert not h.router.admission.books.residency_by_cache
+
+
+def test_answers_at_one_instant_poison_no_pace():
+    """Clocks are coarse and caches fast: answers may come at the instant of the one before."""
+    h = footprint_host(budget_s=100.0, budget_starts="admission")
+    for n in range(8):
+        for _ in range(12):
+            h.serve(f"p{n}")
+        h.finish(f"p{n}")
+    assert h.router.admission.books.pace_by_backend["a"].is_known
+    h.serve("resident")
+    h.arrive("next")
+    assert n_running(h) == 1
+
+
+def test_a_slow_hour_does_not_keep_a_model_out_of_a_cache_that_others_use():
+    """Nobody of it is there, so no answer will ever tell another pace: the first is let in on trust."""
+    pool = [backend("a", kv_tokens=10_000, kv_pool="gpu"), backend("b", "large", kv_tokens=10_000, kv_pool="gpu")]
+    config = {"admission": AdmissionConfig(kind="footprint"), "budget_s": 100.0, "budget_starts": "admission"}
+    h = Host(make_stack(*pool, expected_tokens=1000, hold_max_s=1e6, **config))
+    slow = h.router.admission.books.pace_by_backend[BackendId("a")] = Pace(turns=[3] * 6)
+    for n in range(300):
+        slow.read(n_programs=2 + n % 8, cycle_s=1000.0 * (2 + n % 8), at_s=h.now_s)
+    h.serve("resident", model="large")
+    h.arrive("first", model="small")
+    h.arrive("second", model="small")
+    assert n_running(h) == 1, "the second waits for what the first one's answers say"
+
+
+def test_who_runs_out_of_time_while_parked_lets_others_look():
+    """A parked program gives nothing back, but what it teaches may change the gate's word (law L9)."""
+    h = footprint_host(budget_s=50.0, budget_starts="admission", park_s=10.0)
+    serve_turn(h, "parked", 600, 0)
+    h.after(20.0).wake()
+    assert not h.router.admission.ledger.account_by_backend["a"].amount_by_key
+    looked = []
+    stir = h.router.backends.stir
+    h.router.backends.stir = lambda backend_id: (looked.append(backend_id), stir(backend_id))[1]
+    h.after(40.0).wake()
+    assert h.router.table.by_id["parked"].state == "timed_out"
+    assert looked == ["a"]
+
+
+def test_no_more_of_a_prompt_is_common_than_it_has():
+    """An engine that says it found a billion tokens of a short prompt does not fill the books with them."""
+    h = host(shares_prompts=True)
+    h.arrive("resident")
+    for n in range(16):
+        h.arrive(f"t{n}", prompt_tokens=900)
+        h.end_attempt(h.n_turns, usage=Usage(prompt_tokens=900, completion_tokens=10, cached_tokens=10**9))
+        h.finish(f"t{n}")
+    assert h.router.admission.ledger.account_by_backend["a"].common == 900
+
+
 # --- ThunderAgent ---
 
 
@@ -285,6 +354,21 @@ def test_programs_in_a_call_are_marked_and_lose_their_place_when_it_returns():
     assert marked == [True, True]
     for turn_id in (1, 2):
         answer(h, turn_id, 5500)
+    assert not h.router.table.by_id["p0"].is_reserved
+
+
+def test_a_marked_program_keeps_its_place_while_a_call_without_a_prompt_runs():
+    """Nothing is counted of such a call, and still it is covered (law L5)."""
+    h = paused_host()
+    for n in range(2):
+        h.arrive(f"p{n}", prompt_tokens=4000)
+        h.arrive(f"p{n}", prompt_tokens=5500)
+    h.after(5.0).wake()
+    h.arrive("p0", prompt_tokens=0)
+    for turn_id in (1, 2):
+        answer(h, turn_id, 5500)
+    assert h.router.table.by_id["p0"].is_reserved
+    answer(h, 5, 0)
     assert not h.router.table.by_id["p0"].is_reserved
 
 
@@ -366,6 +450,14 @@ def test_age_comes_before_everything():
     order = fair(Standing("a", 0.0), Standing("b", 1.0, 20.0), Standing("b", 2.0, 15.0), age_s=10.0)
     assert served(order, now_s=11.5) == [0, 1, 2]
     assert order.head(0.0, 1.0) is None
+
+
+def test_a_loaded_order_is_dumped_as_it_was():
+    """To the last byte: what tenants have been served is kept in the order in which they came."""
+    order, again = fair(Standing("b"), Standing("a"), Standing("a")), fair(Standing("a"))
+    order.remove(TurnId(2), is_served=True)
+    again.load(order.dump())
+    assert list(again.dump().items()) == list(order.dump().items()) == [("b", 0.0), ("a", 1.0)]
 
 
 pushes = st.lists(

@@ -115,7 +115,7 @@ def _worlds(arguments: argparse.Namespace) -> list[str]:
             raise ConfigError("--pool and --scenario both name worlds; give one of them")
         file = str(arguments.scenario)
         return [file if "/" in file or file.endswith((".yaml", ".yml")) else f"./{file}"]
-    return list(split_names(arguments.pool or DEFAULT_POOL))
+    return list(split_names(DEFAULT_POOL if arguments.pool is None else arguments.pool))
 
 
 def _closed_loads(arguments: argparse.Namespace) -> tuple[int, ...]:

@@ -103,12 +103,23 @@ def read_world(world: str) -> dict[str, Any]:
     backends = document["pool"].get("backends")
     if not isinstance(backends, list) or not all(isinstance(backend, dict) for backend in backends):
         raise ConfigError(f"world {world}: pool.backends is {backends!r}; it must be a list of mappings")
-    served = {backend.get("model") for backend in backends}
-    if served != {gap.dear, gap.cheap}:
-        shown = ", ".join(sorted(map(str, served))) or "none"
+    served = sorted({str(backend.get("model")) for backend in backends})
+    if served != sorted((gap.dear, gap.cheap)):
+        shown = ", ".join(served) or "none"
         raise ConfigError(f"world {world}: backends serve {shown}; gap names {gap.dear} and {gap.cheap}")
+    _check_router(document["pool"], world)
     _check_caps(document, world, (gap.dear, gap.cheap))
     return document
+
+
+def _check_router(pool: dict[str, Any], world: str) -> None:
+    """Cells write into these two tables."""
+    router = pool.get("router", {})
+    if not isinstance(router, dict):
+        raise ConfigError(f"world {world}: pool.router is {router!r}; it must be a mapping")
+    admission = router.get("admission", {})
+    if not isinstance(admission, dict):
+        raise ConfigError(f"world {world}: pool.router.admission is {admission!r}; it must be a mapping")
 
 
 def gap_of(document: dict[str, Any], world: str) -> Gap:

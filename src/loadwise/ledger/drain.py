@@ -180,7 +180,8 @@ class Drain:
             sums = np.concatenate(([0.0], np.cumsum((ended * later[:, 1:]).sum(axis=0))))
             floor = (gate.sum_peaks + sums) / (gate.n_peaks + n_ended)
         ages = newcomer.age + rate * np.maximum(grid[None, :] - grid[:, None], 0.0)
-        stays = lives.lasting(ages) / max(float(lives.lasting(np.array([newcomer.age]))[0]), 1e-12)
+        begins = float(lives.lasting(np.array([newcomer.age]))[0])
+        stays = lives.lasting(ages) / begins if begins >= 1e-6 else np.exp(-(ages - newcomer.age) / lives.tail)
         if math.isfinite(newcomer.budget_s):
             stays[grid[None, :] - grid[:, None] >= newcomer.budget_s] = 0.0
         is_floored = bool(gate.n_peaks) and not gate.looks_ahead

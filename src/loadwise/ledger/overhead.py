@@ -7,7 +7,11 @@ engine is not saturated: a full cache reads 1 whatever is in it.
 Reference: ORACLE, appendix B.2 (delta, R² .79 to .91; "identifiable only while the engine is not saturated").
 """
 
+import math
+
 import msgspec
+
+from loadwise.kernel.pool import CAPACITY_MAX
 
 SATURATED_RATIO = 0.85
 WEIGHT = 0.05
@@ -73,6 +77,6 @@ class Overhead(msgspec.Struct, kw_only=True):
         if self.n_read < READINGS_MIN or determinant <= 1e-3 * tt * nn:
             return None
         a, b = (nn * tu - tn * nu) / determinant, (tt * nu - tn * tu) / determinant
-        if a <= 0.0:
+        if not a >= 1.0 / CAPACITY_MAX or not math.isfinite(b):
             return None
         return max(round(1.0 / a), 1), round(min(max(b / a, 0.0), float(OVERHEAD_MAX_TOKENS)))

@@ -30,6 +30,8 @@ LEAN = 30.0
 LEAN_SLOPE = 0.25
 """How much t grows with n, both relative, where nothing is known: engines batch, but not without end."""
 READINGS_MIN = 30.0
+CYCLE_MIN_S = 1e-3
+"""An answer may come at the instant of the one before, where clocks are coarse."""
 WORTH = 0.3
 """Who is killed is lost, who waits is not: near the top of g, where one more changes little, let it wait."""
 
@@ -58,7 +60,7 @@ class Pace(msgspec.Struct, kw_only=True):
         """Take one answer: how many programs were there, and how long ago its program's last answer was."""
         kept = math.exp(-max(at_s - self.read_at_s, 0.0) / MEMORY_S)
         self.read_at_s = max(at_s, self.read_at_s)
-        n, t = float(n_programs), cycle_s
+        n, t = float(n_programs), max(cycle_s, CYCLE_MIN_S)
         self.sums = [kept * old + new for old, new in zip(self.sums, (1.0, n, n * n, t, n * t), strict=True)]
 
     def learn_end(self, n_turns: int) -> None:

@@ -70,7 +70,7 @@ class Admission:
         """Models that are noted as roomy for small changes alone: the head may fit, but no move has become better."""
         self._has_own_gate = config.admission.kind == "footprint"
         """Its word depends on contexts, not on amounts: it may change with every answer."""
-        self._learns_residency = self._has_own_gate and config.admission.learns_footprint
+        self.learns_residency = self._has_own_gate and config.admission.learns_footprint
         for model_id in backends.model_by_id:
             self.add_model(model_id)
         for state in backends.by_id.values():
@@ -109,6 +109,9 @@ class Admission:
 
     def remove_backend(self, backend_id: BackendId) -> None:
         """A backend left the pool; nothing runs there any more."""
+        cache, is_last = self.books.cache(backend_id), self.ledger.members(backend_id) == [backend_id]
+        if is_last:
+            self.books.residency_by_cache.pop(cache, None)
         self.ledger.remove(backend_id)
         self.books.model_by_backend.pop(backend_id, None)
         self.books.overhead_by_backend.pop(backend_id, None)
@@ -347,7 +350,7 @@ class Admission:
         assert program.model is not None and program.backend_id is not None
         if self.ledger.unit(program.backend_id) is not CapacityUnit.KV_TOKENS:
             return
-        if program.is_marked and not running_tokens:
+        if program.is_marked and not program.n_covered:
             self.release_program(program)
             return
         expected_tokens = self.demand_by_model[program.model].expected_tokens
@@ -422,14 +425,18 @@ class Admission:
         demand.learn_overdue(program.context_tokens, at_s - program.admitted_at_s)
         if self._has_own_gate and program.backend_id is not None:
             self._pace(program.backend_id).learn_cut(program.n_turns - program.n_turns_before, program.peak_tokens)
+            self._stir_pool(program.model)  # the program may have been parked, so that nothing else has said so
 
     def learn_pace(self, turn: Turn, program: Program, backend_id: BackendId, at_s: float) -> None:
         """A call was answered: how long programs take from answer to answer, by how many there are."""
         if self._has_own_gate and not turn.is_side and program.is_resident and program.backend_id == backend_id:
-            accounts = self.ledger.account_by_backend
-            n_programs = sum(len(accounts[member].amount_by_key) for member in self.ledger.members(backend_id))
-            cycle_s = at_s - program.answered_at_s - turn.wait_s
+            n_programs, cycle_s = self._n_programs(backend_id), at_s - program.answered_at_s - turn.wait_s
             self._pace(backend_id).read(n_programs=n_programs, cycle_s=max(cycle_s, 0.0), at_s=at_s)
+
+    def _n_programs(self, backend_id: BackendId) -> int:
+        """How many have a place in its cache."""
+        accounts = self.ledger.account_by_backend
+        return sum(len(accounts[member].amount_by_key) for member in self.ledger.members(backend_id))
 
     def _pace(self, backend_id: BackendId) -> Pace:
         return self.books.pace_by_backend.setdefault(backend_id, Pace())
@@ -444,7 +451,7 @@ class Admission:
         """
         context_tokens, filled_ratio = program.context_tokens, program.fill_ratio
         program.fill_ratio = 0.0
-        if not self._learns_residency or not program.is_resident or program.backend_id != backend_id:
+        if not self.learns_residency or not program.is_resident or program.backend_id != backend_id:
             return
         if not self.is_gated(backend_id) or not 0 < context_tokens <= prompt_tokens:
             return  # a conversation that was made shorter, or began anew
@@ -455,8 +462,9 @@ class Admission:
             self.books.residency_by_cache[cache] = residency
         program.fill_ratio = self.books.fill_ratio(backend_id)
         residency.read(
-            fill_ratio=max(program.fill_ratio, filled_ratio),  # if it was lost, then at some time since the last answer
+            fill_ratio=max(program.fill_ratio, filled_ratio),  # what was lost was so at some time since the last answer
             found_ratio=min(cached_tokens / context_tokens, 1.0),
+            n_programs=self._n_programs(backend_id),
             grown_ratio=max(tokens_after - context_tokens, 0) / self.ledger.account_by_backend[backend_id].capacity,
         )
 

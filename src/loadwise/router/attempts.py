@@ -62,9 +62,9 @@ class Attempts:
         self._ending.lift(turn, program)
         bill = self._bill(turn, backend_id, event)
         context_tokens = self._charge(program, bill)
-        if program.n_turns == 0 and event.usage.is_exact:
-            desk.admission.learn_first(program, backend_id, clamped_tokens(event.usage.cached_tokens))
-        elif event.usage.is_exact and bill.is_counted and not turn.is_side:
+        if program.n_turns == 0 and bill.is_counted:
+            desk.admission.learn_first(program, backend_id, bill.cached_tokens)
+        elif bill.is_counted and not turn.is_side:
             desk.admission.learn_found(program, backend_id, bill.prompt_tokens, bill.cached_tokens, context_tokens)
         desk.admission.learn_pace(turn, program, backend_id, desk.now_s)
         program.n_turns += 1

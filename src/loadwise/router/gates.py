@@ -143,6 +143,8 @@ class FootprintGate:
         if pace is None or budget_s is None or budget_s <= 0.0 or not pace.is_known:
             return True
         accounts, programs = self._books.ledger.account_by_backend, self._books.programs
+        if not accounts[backend_id].amount_by_key:
+            return True  # others use its cache, but nobody is there from whose answers a new pace could be learned
         n_programs = sum(len(accounts[b].amount_by_key) for b in members)
         here = (programs.get(ProgramId(key)) for key in accounts[backend_id].amount_by_key)
         running = [float(found.n_turns - found.n_turns_before) for found in here if found is not None]

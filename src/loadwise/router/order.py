@@ -208,7 +208,7 @@ class FairOrder:
         return dict(self._passes)
 
     def load(self, state: dict[str, float]) -> None:
-        self._passes = {**self._passes, **state}
+        self._passes = {**state, **{tenant: at for tenant, at in self._passes.items() if tenant not in state}}
 
 
 def make_order(config: OrderConfig) -> Order:

@@ -1,7 +1,8 @@
 """Prometheus text as samples, by exact metric name.
 
 Pages come from engines of all ages and from proxies between: exponents (`9.75e-06`), `NaN`, `+Inf`, timestamps, commas
-and braces inside labels, lines torn in the middle. What is no finite number is left out: unknown, never zero.
+and braces inside labels, lines torn in the middle. What is no finite number >= 0 is unknown, never zero, and so is what
+several engines amount to of which one is unknown.
 """
 
 import math
@@ -12,13 +13,17 @@ from typing import NamedTuple
 _NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 _LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(,|\}|$)')
 _ESCAPE = re.compile(r"\\(.)")
+_END = re.compile(r"\s*\}")
 
 
 class Sample(NamedTuple):
-    """One line: the labels and the value of a metric."""
+    """One line: the labels and the value of a metric; NaN where it cannot be read."""
 
     labels: Mapping[str, str]
     value: float
+
+
+_TORN = Sample({}, math.nan)
 
 
 Page = Mapping[str, list[Sample]]
@@ -31,43 +36,38 @@ def wanted(names: Iterable[str]) -> re.Pattern[str]:
 
 
 def read_page(text: str, lines: re.Pattern[str]) -> Page:
-    """The samples of a page whose lines `lines` (from `wanted`) finds; torn lines are skipped.
+    """The samples of a page whose lines `lines` (from `wanted`) finds.
 
     >>> page = read_page('a:b{engine="0",m="x} y"} 9.75e-06 1700\\na:b_total 3\\na:b NaN\\n', wanted(["a:b"]))
     >>> page["a:b"]
-    [Sample(labels={'engine': '0', 'm': 'x} y'}, value=9.75e-06)]
+    [Sample(labels={'engine': '0', 'm': 'x} y'}, value=9.75e-06), Sample(labels={}, value=nan)]
     """
     page: dict[str, list[Sample]] = {}
     for name, rest in lines.findall(text):
-        sample = _sample(rest.strip())
-        if sample is not None:
-            page.setdefault(name, []).append(sample)
+        page.setdefault(name, []).append(_sample(rest.strip()))
     return page
 
 
-def _sample(rest: str) -> Sample | None:
+def _sample(rest: str) -> Sample:
     labels: dict[str, str] = {}
     if rest.startswith("{"):
         end = _read_labels(rest, labels)
         if end is None:
-            return None
+            return _TORN
         rest = rest[end:]
     words = rest.split()
-    if not 1 <= len(words) <= 2:
-        return None
+    if not 1 <= len(words) <= 2 or "_" in words[0]:
+        return Sample(labels, math.nan)
     try:
-        value = float(words[0])
+        return Sample(labels, float(words[0]))
     except ValueError:
-        return None
-    if not math.isfinite(value) or "_" in words[0]:
-        return None
-    return Sample(labels, value)
+        return Sample(labels, math.nan)
 
 
 def _read_labels(rest: str, labels: dict[str, str]) -> int | None:
     """Fill `labels` from `{...}` and say where it ends; None where it is torn."""
     at = 1
-    while not rest[at:].lstrip().startswith("}"):
+    while (end := _END.match(rest, at)) is None:
         found = _LABEL.match(rest, at)
         if found is None or found[3] == "":
             return None
@@ -75,7 +75,7 @@ def _read_labels(rest: str, labels: dict[str, str]) -> int | None:
         at = found.end()
         if found[3] == "}":
             return at
-    return rest.index("}", at) + 1
+    return end.end()
 
 
 def fold(page: Page, names: Iterable[str], how: Callable[[Iterable[float]], float]) -> float | None:
@@ -87,8 +87,26 @@ def fold(page: Page, names: Iterable[str], how: Callable[[Iterable[float]], floa
     for name in names:
         samples = page.get(name)
         if samples:
-            return how(sample.value for sample in samples)
+            return folded(samples, how)
     return None
+
+
+def folded(samples: Iterable[Sample], how: Callable[[Iterable[float]], float]) -> float | None:
+    """One value of several samples; None where one of them, or all together, are no finite number >= 0.
+
+    >>> folded([Sample({}, 3.0), Sample({}, math.nan)], sum)
+    """
+    values = [sample.value for sample in samples]
+    if not all(value >= 0.0 for value in values):
+        return None
+    value = how(values)
+    return value if math.isfinite(value) else None
+
+
+def parts(page: Page, names: Iterable[str]) -> dict[frozenset[tuple[str, str]], float]:
+    """What each engine counts of the first of `names` that the page has, by labels."""
+    samples = next((page[name] for name in names if page.get(name)), [])
+    return {frozenset(sample.labels.items()): sample.value for sample in samples}
 
 
 def kept(page: Page, keep: Callable[[Mapping[str, str]], bool]) -> Page:

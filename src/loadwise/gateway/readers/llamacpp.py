@@ -5,7 +5,7 @@ KV usage left its metrics; slots show it still. Any of the three may be off (501
 
 from collections.abc import Mapping
 
-from .exposition import Page
+from .exposition import Page, fold
 from .reader import Table, TableReader, decoded, number
 
 PROPS_EVERY_S = 60.0
@@ -42,9 +42,8 @@ class LlamacppReader(TableReader):
         read, hits = values.get("prompt_tokens"), values.get("prefix_hits_tokens")
         if read is not None and hits is not None:  # what it calls prompt tokens leaves the cached ones out
             values["prefix_queries_tokens"] = read + hits
-        seconds = page.get("llamacpp:tokens_predicted_seconds_total")
-        if seconds:
-            self._ratios.read(values, "inter_token_s", at_s, seconds[0].value, values.get("generation_tokens"))
+        seconds = fold(page, ["llamacpp:tokens_predicted_seconds_total"], sum)
+        self._ratios.read(values, "inter_token_s", at_s, seconds, values.get("generation_tokens"))
         if "/props" in bodies:
             self._props_at_s, self._n_slots = at_s, number(decoded(bodies["/props"]), "total_slots")
         self._read_slots(decoded(bodies.get("/slots")), values)

@@ -17,7 +17,7 @@ from typing import Protocol
 import msgspec
 
 from .deltas import Ratios
-from .exposition import Page, fold, kept, of_model, read_page, wanted
+from .exposition import Page, fold, kept, of_model, parts, read_page, wanted
 
 
 class Reader(Protocol):
@@ -77,10 +77,12 @@ class TableReader:
                     values[signal] = value
         for signal, names in self.table.means.items():
             total, count = (fold(page, [f"{name}_{part}" for name in names], sum) for part in ("sum", "count"))
-            self._ratios.read(values, signal, at_s, total, count)
+            each = parts(page, [f"{name}_count" for name in names])
+            self._ratios.read(values, signal, at_s, total, count, each)
         self.also(page, bodies, at_s, values)
         hits, queries = values.get("prefix_hits_tokens"), values.get("prefix_queries_tokens")
-        self._ratios.read(values, "prefix_hit_ratio", at_s, hits, queries)
+        each = parts(page, self.table.sums.get("prefix_queries_tokens", ()))
+        self._ratios.read(values, "prefix_hit_ratio", at_s, hits, queries, each)
         return values
 
     def also(self, page: Page, bodies: Mapping[str, bytes], at_s: float, values: dict[str, float]) -> None:

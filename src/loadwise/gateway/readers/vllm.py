@@ -5,7 +5,7 @@
 
 from collections.abc import Mapping
 
-from .exposition import Page
+from .exposition import Page, folded
 from .reader import Table, TableReader
 
 _CAPACITY = "vllm:cache_config_info"
@@ -40,8 +40,9 @@ class VllmReader(TableReader):
     def also(self, page: Page, bodies: Mapping[str, bytes], at_s: float, values: dict[str, float]) -> None:
         """Capacity stands in labels; waiting for capacity is told apart from waiting for anything else."""
         reasons = [sample for sample in page.get(_BY_REASON, ()) if sample.labels.get("reason") == "capacity"]
-        if reasons:
-            values["n_waiting_capacity"] = sum(sample.value for sample in reasons)
+        waiting = folded(reasons, sum) if reasons else None
+        if waiting is not None:
+            values["n_waiting_capacity"] = waiting
         sizes = [_kv_tokens(sample.labels) for sample in page.get(_CAPACITY, ())]
         if sizes and all(sizes):
             values["kv_tokens"] = float(sum(sizes))
