@@ -197,6 +197,23 @@ def test_moving_inside_a_shared_cache_frees_nothing():
     assert find(apart.arrive("q"), c.RecordDecision).chosen == "small"
 
 
+def test_nobody_moves_while_held_to_a_model_of_the_same_cache():
+    """A small program would take the room that the head of the line waits for; with a cache of its own it may move."""
+    moved = {}
+    for pool in ("gpu", None):
+        shares = {} if pool is None else {"kv_pool": pool}
+        pair = (backend("a", kv_tokens=10_000, **shares), backend("b", "large", kv_tokens=10_000, **shares))
+        h = host(*pair, when="held", beta=0.9, expected_tokens=100)
+        h.arrive("p", prompt_tokens=8000)
+        h.arrive("head", prompt_tokens=6000)
+        h.arrive("small one", prompt_tokens=200)
+        h.after(60.0)
+        h.end_attempt(1)
+        moved[pool] = h.router.counts.diverts + (h.router.table.by_id["small one"].model != "large")
+    assert moved["gpu"] == 0
+    assert moved[None] > 0
+
+
 def test_exploration_is_not_overruled():
     """What chance would have chosen stays with its share; the rest of the probability moves (law L12)."""
     divert = host().router.desk.divert

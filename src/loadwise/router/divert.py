@@ -46,6 +46,7 @@ class Divert:
     def __init__(self, config: RouterConfig, backends: Backends, admission: Admission) -> None:
         self._config = config
         self._admission = admission
+        self._backends = backends
         self.waiting = Waiting(config, backends, admission)
 
     # --- forecasts ---
@@ -147,8 +148,11 @@ class Divert:
         found: list[tuple[float, int, Move]] = []
         for home in models:
             order = self._admission.order_by_model[home]
+            if not len(order):
+                continue
             away = [m for m in models if m != home and not self._admission.order_by_model[m]]
-            if not len(order) or not away:
+            away = [m for m in away if self._has_other_cache(m, home, at_s)]
+            if not away:
                 continue
             held = [turns[turn_id] for turn_id in islice(order, PLACES_MAX)]
             movable = [(place, t) for place, t in enumerate(held) if may_move(t, programs[t.program_id])]
@@ -161,6 +165,15 @@ class Divert:
                 gaps = ((m, self._gap(home, m, program, wait_s)) for m in away)
                 found += [(gap, place, Move(turn, program, m)) for m, gap in gaps if gap is not None]
         return self._first_with_room(sorted(found, key=lambda entry: entry[:2]), at_s)
+
+    def _has_other_cache(self, model_id: ModelId, home: ModelId, at_s: float) -> bool:
+        """Whether a model has a cache that the home model does not use: moving inside a shared one frees nothing.
+
+        Whoever moved would take the very room that the head of the line at home waits for.
+        """
+        members = self._admission.ledger.members
+        shared = {member for backend_id in self._backends.usable(home, at_s) for member in members(backend_id)}
+        return any(backend_id not in shared for backend_id in self._backends.usable(model_id, at_s))
 
     def _roomy(
         self, models: list[ModelId], turns: list[Turn], programs: Mapping[ProgramId, Program], at_s: float
