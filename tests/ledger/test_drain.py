@@ -5,10 +5,11 @@ import math
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+from departures import Departures
 from hypothesis import given, settings
 
 from loadwise.ledger.drain import Crowd, Drain, Gate, Lives, Newcomer
-from loadwise.ledger.forecast import Departures, span_of
+from loadwise.ledger.forecast import span_of
 
 CAPACITY = 400_000.0
 

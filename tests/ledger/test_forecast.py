@@ -5,13 +5,14 @@ import heapq
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+from departures import Departures
 from hypothesis import given
 
 from loadwise.kernel.errors import LawBroken
 from loadwise.kernel.pool import CapacityUnit
 from loadwise.ledger.demand import Demand
 from loadwise.ledger.footprint import projected
-from loadwise.ledger.forecast import Departures, Errors, Span, mean_wait_s
+from loadwise.ledger.forecast import Errors, Span, mean_wait_s
 from loadwise.ledger.ledger import SHARE, Ledger
 from loadwise.ledger.overhead import OVERHEAD_MAX_TOKENS, Overhead
 

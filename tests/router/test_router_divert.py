@@ -257,8 +257,8 @@ def test_forecasts_learn_how_far_off_they_were():
         h.finish(f"p{n}")
         h.end_attempt(2 * n + 2)
         h.finish(f"q{n}")
-    assert h.router.desk.divert.errors.n == 40
-    assert h.router.desk.divert.errors.corrected(SAID).wait_s > 110.0
+    assert h.router.desk.divert.waiting.errors.n == 40
+    assert h.router.desk.divert.waiting.errors.corrected(SAID).wait_s > 110.0
 
 
 def crowd(kind: str, n_ended: int) -> int:

@@ -132,4 +132,4 @@ def test_a_model_that_nobody_runs_has_a_wait():
     h.arrive("p", prompt_tokens=500)
     h.end_attempt(1, usage=Usage(prompt_tokens=3000, completion_tokens=500))
     h.finish("p")
-    assert 0.0 < h.router.desk.divert.line("large", 3, h.router.now_s)(3).wait_s < 1e5
+    assert 0.0 < h.router.desk.divert.waiting.line("large", 3, h.router.now_s)(3).wait_s < 1e5

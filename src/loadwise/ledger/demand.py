@@ -15,8 +15,6 @@ PSEUDO_OBSERVATIONS = 5
 RECENT_MAX = 256
 PRIOR_SPREAD = (0.4, 0.7, 1.0, 1.3, 1.6)
 """Where the five pseudo-observations lie, in units of their mean: nobody expects all programs to be alike."""
-RUN_SPREAD = (0.1, 0.5, 0.9, 1.3, 2.2)
-"""The same of run times: some programs end early, and a prior that knows none would promise a long first wait."""
 COMMON_MAX = 16
 FIRST_SHARE = 0.1
 """With which the latest first context enters the mean."""
@@ -72,11 +70,6 @@ class Demand(msgspec.Struct, kw_only=True):
         return [*(spread * self.prior_tokens for spread in PRIOR_SPREAD), *self.recent_peaks]
 
     @property
-    def runs_s(self) -> list[float]:
-        """What run times are expected from: those seen of late, and the prior's."""
-        return [*(spread * self.prior_run_s for spread in RUN_SPREAD), *self.recent_runs_s]
-
-    @property
     def finished_ratio(self) -> float:
         """Share of programs that end within their budget once they have started, five of them assumed.
 
@@ -95,20 +88,20 @@ class Demand(msgspec.Struct, kw_only=True):
         """Count a finished program's largest context."""
         self.n_finished += 1
         self.sum_peak_tokens += peak_tokens
-        _remember(self.recent_peaks, peak_tokens, RECENT_MAX)
+        remember(self.recent_peaks, peak_tokens)
 
     def learn_run(self, run_s: float) -> None:
         """Count a finished program's run time."""
         self.n_runs += 1
         self.sum_run_s += run_s
-        _remember(self.recent_runs_s, run_s, RECENT_MAX)
+        remember(self.recent_runs_s, run_s)
 
     def learn_overdue(self, tokens: int = 0, run_s: float = 0.0) -> None:
         """A program ran out of time when its context was so large and it had run so long."""
         self.n_overdue += 1
         if run_s > 0.0:
-            _remember(self.cut_tokens, tokens, RECENT_MAX)
-            _remember(self.cut_s, run_s, RECENT_MAX)
+            remember(self.cut_tokens, tokens)
+            remember(self.cut_s, run_s)
 
     def learn_held(self, needed_tokens: int) -> None:
         """A program that needs so many tokens to begin with has joined the line."""
@@ -122,10 +115,11 @@ class Demand(msgspec.Struct, kw_only=True):
 
     def learn_first(self, cached_tokens: int) -> None:
         """A program's first call was answered: so much of its prompt was there already."""
-        _remember(self.first_cached, cached_tokens, COMMON_MAX)
+        remember(self.first_cached, cached_tokens, COMMON_MAX)
 
 
-def _remember(values: list[_T], value: _T, limit: int) -> None:
+def remember(values: list[_T], value: _T, limit: int = RECENT_MAX) -> None:
+    """Keep a value, and of all no more than the latest `limit`."""
     values.append(value)
     if len(values) > limit:
         del values[0]

@@ -17,12 +17,10 @@ from collections.abc import Sequence
 from statistics import NormalDist
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from loadwise.kernel.fact import Fact
 
-from .drain import Crowd, Drain, Gate, Lives, Newcomer
+from .drain import Drain
 
 LOW, HIGH = 0.1, 0.9
 """The interval holds 80 % of waits."""
@@ -33,7 +31,6 @@ HALF_MIN, HALF_MAX = 0.02, 4.0
 SCORES_MAX = 256
 N_PSEUDO = 60
 
-Floats = npt.NDArray[np.float64]
 
 PSEUDO = [NormalDist().inv_cdf((i + 0.5) / N_PSEUDO) / Z for i in range(N_PSEUDO)]
 """Scores of forecasts that are as good as they say."""
@@ -81,38 +78,6 @@ def mean_wait_s(n_ahead: int, n_admitted: int, run_s: float) -> float:
     (23.8, 261.6)
     """
     return (n_ahead + 1) * run_s / max(n_admitted, 1)
-
-
-class Departures:
-    """The line before K places that are all alike: whoever leaves is replaced at once, and nobody knows of contexts."""
-
-    def __init__(self, elapsed_s: Sequence[float], runs_s: Sequence[float], n_most: int, prior_s: float = 0.0) -> None:
-        """
-        Args:
-            elapsed_s: how long each admitted program has run, shape (K,).
-            runs_s: run times of ended programs, shape (m,); m >= 1 where there is no prior.
-            n_most: how many departures will be asked for at most.
-            prior_s: mean run time that is expected before any is known; 0: none is.
-        """
-        elapsed = np.asarray(elapsed_s, dtype=np.float64)
-        n = len(elapsed)
-        lives = Lives([prior_s] if prior_s > 0.0 else [], runs_s, elapsed_s)
-        share = np.full(n, 1.0 / max(n, 1))
-        crowd = Crowd(elapsed, np.full(n, math.inf), share, np.zeros(n))
-        newcomer = Newcomer(age=0.0, rate_per_s=1.0, budget_s=math.inf, base=1.0 / max(n, 1), slope=0.0)
-        self._drain = Drain(crowd, lives, newcomer, Gate(limit=1.0), n_most)
-
-    def wait_s(self, n_ahead: int) -> float:
-        """The median time until `n_ahead + 1` have left.
-
-        >>> 0.0 < Departures([90.0], [100.0] * 20, 3).wait_s(0) < 11.0
-        True
-        """
-        return self._drain.wait_s(n_ahead, 0.0)
-
-    def span(self, n_ahead: int) -> Span:
-        """The median and 80 % interval of the time until `n_ahead + 1` have left."""
-        return span_of(self._drain, n_ahead)
 
 
 def span_of(drain: Drain, n_ahead: int, leave_per_s: float = 0.0) -> Span:

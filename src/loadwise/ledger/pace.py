@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from .demand import PSEUDO_OBSERVATIONS, RECENT_MAX
+from .demand import PSEUDO_OBSERVATIONS, remember
 from .footprint import survival
 
 MEMORY_S = 300.0
@@ -65,12 +65,12 @@ class Pace(msgspec.Struct, kw_only=True):
 
     def learn_end(self, n_turns: int) -> None:
         """A program has ended."""
-        _remember(self.turns, n_turns)
+        remember(self.turns, n_turns)
 
     def learn_cut(self, n_turns: int, tokens: int) -> None:
         """A program has run out of time."""
-        _remember(self.cut_turns, n_turns)
-        _remember(self.cut_tokens, tokens)
+        remember(self.cut_turns, n_turns)
+        remember(self.cut_tokens, tokens)
 
     @property
     def is_known(self) -> bool:
@@ -96,12 +96,6 @@ class Pace(msgspec.Struct, kw_only=True):
         leaned = LEAN * (n / 2.0) ** 2
         slope = (sum_nt - n * sum_t + leaned * LEAN_SLOPE * t / n) / (sum_nn - n * sum_n + leaned)
         return max(t + max(slope, 0.0) * (n_programs - n), 0.1 * t)
-
-
-def _remember(values: list[int], value: int) -> None:
-    values.append(value)
-    if len(values) > RECENT_MAX:
-        del values[0]
 
 
 def in_time_per_s(

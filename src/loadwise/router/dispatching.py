@@ -137,7 +137,7 @@ class Dispatching:
         desk = self._desk
         program.admitted_at_s = desk.now_s
         if program.forecast is not None:
-            desk.divert.errors.learn(program.forecast, realised_s=desk.now_s - program.forecast_from_s)
+            desk.divert.waiting.errors.learn(program.forecast, realised_s=desk.now_s - program.forecast_from_s)
             program.forecast = None
         program.estimates = {}
         if program.budget_s is not None:
@@ -225,7 +225,7 @@ class Dispatching:
         models = [m for m in desk.routing.models(desk.now_s) if m not in tried]
         if not models or program.model is None:
             return False
-        waits_s = [desk.divert.forecast(m, turn, program, desk.now_s).wait_s for m in models]
+        waits_s = [desk.divert.waiting.forecast(m, turn, program, desk.now_s).wait_s for m in models]
         estimates = [desk.routing.successes.estimate(program.task_type, m) for m in models]
         best = desk.divert.target(0, models, estimates, waits_s)
         desk.counts.rebinds += 1

@@ -14,12 +14,11 @@ An exploring choice is not overruled, or exploration would end where load begins
 what it drew by chance stays, and so does the share of the best choice that chance would have drawn.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
 from loadwise.kernel.ids import ModelId, ProgramId, TurnId
-from loadwise.ledger.forecast import Errors, Forecast
 from loadwise.policy.base import Choice
 
 from .admission import Admission
@@ -41,28 +40,13 @@ class Move(NamedTuple):
 
 
 class Divert:
-    """Forecasts and compares; changes nothing but what it learns of its own errors."""
+    """Compares success against forecast waits; changes nothing."""
 
     def __init__(self, config: RouterConfig, backends: Backends, admission: Admission) -> None:
         self._config = config
         self._admission = admission
         self._backends = backends
         self.waiting = Waiting(config, backends, admission)
-
-    # --- forecasts ---
-
-    @property
-    def errors(self) -> Errors:
-        """How far off forecasts were."""
-        return self.waiting.errors
-
-    def forecast(self, model_id: ModelId, turn: Turn | None, program: Program, at_s: float) -> Forecast:
-        """The wait of a program that would join the model's order now; see `waiting`."""
-        return self.waiting.forecast(model_id, turn, program, at_s)
-
-    def line(self, model_id: ModelId, n_most: int, at_s: float) -> Callable[[int], Forecast]:
-        """The waits of all who stand in a model's line, by how many stand before them."""
-        return self.waiting.line(model_id, n_most, at_s)
 
     # --- the rule ---
 
@@ -159,7 +143,7 @@ class Divert:
             away = self._roomy(away, [turn for _, turn in movable], programs, at_s)
             if not away:
                 continue
-            wait_s = self.line(home, len(order), at_s)(len(order) - 1).wait_s
+            wait_s = self.waiting.line(home, len(order), at_s)(len(order) - 1).wait_s
             for place, turn in movable:
                 program = programs[turn.program_id]
                 gaps = ((m, self._gap(home, m, program, wait_s)) for m in away)

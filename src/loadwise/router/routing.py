@@ -177,13 +177,13 @@ class Routing:
         """Every model's wait, where the divert rule is to be asked."""
         if turn is None or not self._config.divert.is_on or len(models) < 2 or program.is_pinned:
             return None
-        return [self._divert.forecast(m, turn, program, at_s) for m in models]
+        return [self._divert.waiting.forecast(m, turn, program, at_s) for m in models]
 
     def _own_forecast(self, chosen: ModelId, turn: Turn | None, program: Program, at_s: float) -> Forecast | None:
         """The wait for the chosen model where no rule needs one, but somebody waits for it already."""
         if turn is None or not self._admission.order_by_model[chosen]:
             return None
-        return self._divert.forecast(chosen, turn, program, at_s)
+        return self._divert.waiting.forecast(chosen, turn, program, at_s)
 
     def _successes(self, program: Program, models: Sequence[ModelId], choice: Choice) -> list[float]:
         """Expected success by model: the selector's index, or the table of verdicts where it has none."""

@@ -85,7 +85,7 @@ def dump_router(desk: Desk) -> bytes:
             overheads={str(name): overhead for name, overhead in admission.books.overhead_by_backend.items()},
             residencies=admission.books.residency_by_cache,
             paces={str(name): pace for name, pace in admission.books.pace_by_backend.items()},
-            forecast_errors=desk.divert.errors,
+            forecast_errors=desk.divert.waiting.errors,
             successes=desk.routing.successes.cells,
             replica_policy=admission.replica_policy.dump(),
             credit=desk.credit.dump(),
