@@ -43,7 +43,6 @@ ALLOWED = {
     "beta",
     "ridge",
     "component_ridge",
-    "footprint_deviations",
     "prior_strength",
     "optimism",
     "expected_success",

@@ -216,10 +216,10 @@ def test_a_footprint_is_between_what_is_there_and_a_peak_each():
     """Programs at different places: their largest sum is below the sum of their peaks."""
     contexts = [float(c) for c in range(1000, 20_000, 1000)]
     peaks = [20_000.0] * 50
-    largest = projected(contexts, peaks).mean.max()
+    largest = projected(contexts, peaks).max()
     assert sum(contexts) <= largest < len(contexts) * 20_000
-    assert projected([], peaks).mean.max() == 0.0
-    assert projected([50_000.0], peaks).mean[0] == 50_000.0
+    assert projected([], peaks).max() == 0.0
+    assert projected([50_000.0], peaks)[0] == 50_000.0
 
 
 # --- shared caches ---

@@ -11,7 +11,7 @@ from loadwise.kernel.ids import BackendId, TurnId
 from loadwise.kernel.work import Usage
 from loadwise.ledger.pace import Pace
 from loadwise.router.config import AdmissionConfig, OrderConfig, PauseConfig
-from loadwise.router.order import FairOrder, Standing
+from loadwise.router.order import FairOrder, Standing, make_order
 
 
 def host(*backends, order=None, **admission) -> Host:
@@ -158,9 +158,9 @@ def test_a_calibrated_capacity_is_found_from_usage():
 # --- footprint: what answers tell ---
 
 
-def footprint_host(**router) -> Host:
+def footprint_host(ratio: float = 0.76, **router) -> Host:
     """One backend of 10,000 tokens behind projected footprints."""
-    admission = AdmissionConfig(kind="footprint", call_ratio=0.95)
+    admission = AdmissionConfig(kind="footprint", call_ratio=0.95, footprint_ratio=ratio)
     return Host(make_stack(backend("a", kv_tokens=10_000), expected_tokens=1000, admission=admission, **router))
 
 
@@ -172,24 +172,124 @@ def serve_turn(h: Host, name: str, tokens: int, cached: int, answer_tokens: int 
     h.end_attempt(h.n_turns, usage=usage)
 
 
+def crowded_host(**router) -> Host:
+    """Twelve programs of 600 tokens in a cache of 10,000, one second apart, one of which has found its context."""
+    h = footprint_host(ratio=1.0, **router)
+    for number in range(12):
+        serve_turn(h, f"p{number}", 600, 0)
+    serve_turn(h, "p0", 610, 600)
+    return h
+
+
+def again(h: Host, name: str, found: float) -> None:
+    """Another turn of a program that appends nothing, with so much of its context found; or it is held."""
+    tokens = h.router.table.by_id[name].context_tokens
+    h.arrive(name, prompt_tokens=tokens)
+    h.after(1.0)
+    if h.n_turns in h.running:
+        usage = Usage(prompt_tokens=tokens, completion_tokens=0, cached_tokens=round(found * tokens))
+        h.end_attempt(h.n_turns, usage=usage)
+
+
 def test_contexts_that_are_lost_lower_the_bound():
     """From answers alone; who finds its context leaves it where it is, or raises it a little."""
     bounds = {}
     for found in (1.0, 0.0):
-        h = footprint_host()
-        for n in range(8):
-            serve_turn(h, f"p{n}", 600, 0)
-        serve_turn(h, "p0", 610, 600)
+        h = crowded_host()
         for _ in range(6):
-            for n in range(8):
-                tokens = h.router.table.by_id[f"p{n}"].context_tokens
-                serve_turn(h, f"p{n}", tokens, round(found * tokens), answer_tokens=0)
+            for program in [p for p in h.router.table.by_id.values() if not p.open_turns]:
+                again(h, program.program_id, found)
         (residency,) = h.router.admission.books.residency_by_cache.values()
         bounds[found] = residency.bound_ratio
-        again = footprint_host()
-        again.router.load(h.router.dump())
-        assert again.router.admission.books.residency_by_cache == {"backend:a": residency}
-    assert bounds[0.0] < 0.6 < AdmissionConfig().footprint_ratio <= bounds[1.0]
+        copy = footprint_host()
+        copy.router.load(h.router.dump())
+        assert copy.router.admission.books.residency_by_cache == {"backend:a": residency}
+    assert bounds[0.0] < 0.7 < AdmissionConfig().footprint_ratio <= bounds[1.0]
+
+
+def thrashing_host(**router) -> Host:
+    """The same when five answers in a row have lost their contexts, and who came last has been paused for it."""
+    h = crowded_host(**router)
+    for number in range(5):
+        again(h, f"p{number}", 0.0)
+    assert h.router.admission.books.residency_by_cache["backend:a"].is_thrashing
+    return h
+
+
+def paused(h: Host) -> list[str]:
+    """Programs without a place because it was taken from them."""
+    return [p.program_id for p in h.router.table.by_id.values() if p.is_paused]
+
+
+def test_a_thrashing_cache_is_relieved_of_who_came_last():
+    """Down to seven tenths of the bound; their next turns are held before those of all who are new."""
+    h = thrashing_host()
+    assert sorted(paused(h)) == ["p10", "p11", "p7", "p8", "p9"]
+    assert h.router.counts.pauses == 5
+    assert h.router.admission.books.fill_ratio(BackendId("a")) == pytest.approx(0.43, abs=0.01)
+    assert "Dispatch" not in kinds(h.arrive("new", prompt_tokens=10))
+    again(h, "p9", 1.0)
+    assert list(h.router.admission.order_by_model["small"]) == [h.n_turns, h.n_turns - 1]
+    for n in range(60):
+        again(h, f"p{n % 7}", 1.0)
+    assert [h.running[t].program_id for t in h.running] == ["p9", "new"], "it is calm again"
+    assert sorted(paused(h)) == ["p10", "p11", "p7", "p8"], "they have not asked for anything"
+
+
+def test_who_is_called_gives_its_place_up_when_it_returns():
+    """A call that runs is not broken off."""
+    h = crowded_host()
+    h.arrive("p11", prompt_tokens=610)
+    running = h.n_turns
+    for number in range(5):
+        again(h, f"p{number}", 0.0)
+    last = h.router.table.by_id["p11"]
+    assert last.is_paused
+    assert last.is_reserved
+    h.end_attempt(running, usage=Usage(prompt_tokens=610, completion_tokens=0, cached_tokens=610))
+    assert not last.is_reserved
+    assert h.router.counts.pauses == len(paused(h)) == 5, "it has counted as gone since it was marked"
+
+
+def test_a_paused_program_is_not_refused_for_want_of_room():
+    """When it has waited as long as a turn may it goes on whatever the room, where a new one gets its 503."""
+    h = thrashing_host(hold_max_s=30.0)
+    h.arrive("new", prompt_tokens=600)
+    again(h, "p9", 1.0)
+    h.after(31.0)
+    said = h.wake()
+    assert [d.program_id for d in said if type(d) is c.Dispatch] == ["p9"]
+    assert [d.code for d in said if type(d) is c.EndTurn] == ["held_too_long"]
+    assert sorted(paused(h)) == ["p10", "p11", "p7", "p8"]
+
+
+def test_one_program_always_goes_on():
+    """However much of the cache is too much."""
+    h = footprint_host(ratio=1.0)
+    for number in range(2):
+        serve_turn(h, f"p{number}", 300, 0)
+    serve_turn(h, "p0", 5000, 300)
+    serve_turn(h, "p1", 5000, 300)
+    for _ in range(8):
+        again(h, "p0", 0.0)
+    assert sorted(paused(h)) == ["p1"]
+    for _ in range(200):
+        again(h, "p0", 0.0)
+    assert sorted(paused(h)) == ["p1"]
+
+
+@pytest.mark.parametrize("kind", ["fifo", "fair"])
+def test_who_was_paused_is_first_in_every_order(kind):
+    """Before those that came earlier, and among themselves in the order in which they were held."""
+    order = make_order(OrderConfig(kind=kind, age_s=1.0))
+    for number in range(4):
+        order.push(TurnId(number), Standing(is_paused=number % 2 > 0))
+    served = []
+    while len(order):
+        assert next(iter(order)) == order.head(100.0, 1.0)
+        served.append(order.head(100.0, 1.0))
+        order.remove(served[-1], is_served=True)
+    assert served == [1, 3, 0, 2]
 
 
 def test_a_conversation_that_was_cut_short_says_nothing_of_the_cache():

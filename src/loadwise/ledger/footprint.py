@@ -8,60 +8,38 @@ ended. What must fit is the largest sum over the horizon of
 where c_p is the context now and x what every program appends meanwhile. The clock is the context itself, not seconds:
 under load programs become slower, not larger.
 
-The sum is spread about its mean. Which programs are still there at x is chance, independent among them; how long
-programs live is known only as well as the mean of m peaks is, and that doubt they share:
-
-    variance(x) = sum of (c_p + x)^2 s (1 - s)  +  (doubt * what is to be appended yet)^2
-    doubt^2     = cv^2 / m  +  (PRIOR_DOUBT * 5 / m)^2,   the prior's five among the m peaks
-
-so that a crowd which finds an idle pool is let in with more care than the same crowd an hour later.
+That is the mean of a sum which chance spreads; nothing is kept in hand for that. Where it comes out too large, contexts
+are lost for a moment, and programs are paused (`residency`).
 
 Reference: Kaplan and Meier, Nonparametric estimation from incomplete observations (1958).
 """
 
-import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from .demand import PSEUDO_OBSERVATIONS
-
 HORIZON_STEPS = 24
-PRIOR_DOUBT = 0.5
-"""Relative standard error of what a pool file says of peaks."""
 
 Floats = npt.NDArray[np.float64]
 
 
-class Projection(NamedTuple):
-    """Sums of contexts, now and at steps of growth up to the largest peak that was seen; shape (HORIZON_STEPS,)."""
-
-    mean: Floats
-    """Tokens; the first is the sum now."""
-    variance: Floats
-    """Tokens squared, of chance alone."""
-    doubt: Floats
-    """Tokens: one standard error of the mean, because peaks are known only so well."""
-
-
-NOTHING = Projection(np.zeros(HORIZON_STEPS), np.zeros(HORIZON_STEPS), np.zeros(HORIZON_STEPS))
-
-
-def projected(contexts: Sequence[float], peaks: Sequence[float], cut: Sequence[float] = ()) -> Projection:
-    """Expected sum of contexts, now and later, and how sure that is.
+def projected(contexts: Sequence[float], peaks: Sequence[float], cut: Sequence[float] = ()) -> Floats:
+    """Expected sum of contexts, now and at steps of growth up to the largest peak that was seen.
 
     Args:
         contexts: tokens of each program now, shape (n,).
         peaks: peaks of ended programs, shape (m,), m >= 1.
         cut: contexts of programs that were cut off before they ended, shape (k,).
 
-    >>> round(projected([100.0, 300.0], [400.0]).mean.max())
+    Returns:
+        Tokens, shape (HORIZON_STEPS,); the first is the sum now.
+
+    >>> round(projected([100.0, 300.0], [400.0]).max())
     574
     """
     if not contexts:
-        return NOTHING
+        return np.zeros(HORIZON_STEPS)
     now = np.asarray(contexts, dtype=np.float64)
     ended = np.sort(np.asarray(peaks, dtype=np.float64))
     left = survival(ended, np.concatenate((now, np.asarray(cut, dtype=np.float64))))
@@ -70,13 +48,8 @@ def projected(contexts: Sequence[float], peaks: Sequence[float], cut: Sequence[f
     alive = left[np.searchsorted(ended, later)] / np.maximum(left[np.searchsorted(ended, now)], 1e-9)[:, None]
     alive = np.minimum(alive, 1.0)
     alive[:, 0] = 1.0  # whoever is larger than any peak seen is there all the same
-    expected = later * alive
-    total = expected.sum(axis=0)
-    variance = (later * expected * (1.0 - alive)).sum(axis=0)
-    cv2, m = (float(ended.std()) / max(float(ended.mean()), 1e-9)) ** 2, len(ended)
-    relative = math.sqrt(cv2 / m + (PRIOR_DOUBT * PSEUDO_OBSERVATIONS / m) ** 2)
-    doubt = relative * np.maximum(total - (now[:, None] * alive).sum(axis=0), 0.0)
-    return Projection(total, variance, doubt)
+    total: Floats = (later * alive).sum(axis=0)
+    return total
 
 
 def survival(ended: Floats, running: Floats) -> Floats:

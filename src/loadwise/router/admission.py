@@ -26,7 +26,6 @@ from loadwise.ledger.demand import Demand
 from loadwise.ledger.ledger import Ledger
 from loadwise.ledger.overhead import Overhead
 from loadwise.ledger.pace import Pace
-from loadwise.ledger.residency import Residency
 from loadwise.policy.base import Candidate, Context, Policy
 from loadwise.policy.guarded import Report, guarded
 from loadwise.policy.registry import Resolve, make_policy
@@ -68,9 +67,8 @@ class Admission:
         """Something has changed since nobody could be moved to another model."""
         self.calm: set[ModelId] = set()
         """Models that are noted as roomy for small changes alone: the head may fit, but no move has become better."""
-        self._has_own_gate = config.admission.kind == "footprint"
+        self._has_own_gate = config.admission.kind == "footprint" or config.admission.relieves
         """Its word depends on contexts, not on amounts: it may change with every answer."""
-        self.learns_residency = self._has_own_gate and config.admission.learns_footprint
         for model_id in backends.model_by_id:
             self.add_model(model_id)
         for state in backends.by_id.values():
@@ -166,7 +164,7 @@ class Admission:
         amount += self.books.overhead_tokens(backend_id)
         if not self.ledger.reserve(program.program_id, backend_id, amount, at_s=at_s, is_bound=False):
             return False
-        program.is_reserved, program.backend_id = True, backend_id
+        program.is_reserved, program.is_paused, program.backend_id = True, False, backend_id
         return True
 
     def may_call(self, turn: Turn, program: Program) -> bool:
@@ -226,7 +224,7 @@ class Admission:
         if is_own:
             turn.has_own_reservation = True
         else:
-            program.is_reserved = True
+            program.is_reserved, program.is_paused = True, False
         if not turn.is_side and not is_bound_elsewhere:
             program.backend_id = backend_id
             program.live_tokens = turn.needed_tokens
@@ -430,43 +428,11 @@ class Admission:
     def learn_pace(self, turn: Turn, program: Program, backend_id: BackendId, at_s: float) -> None:
         """A call was answered: how long programs take from answer to answer, by how many there are."""
         if self._has_own_gate and not turn.is_side and program.is_resident and program.backend_id == backend_id:
-            n_programs, cycle_s = self._n_programs(backend_id), at_s - program.answered_at_s - turn.wait_s
+            n_programs, cycle_s = self.books.n_programs(backend_id), at_s - program.answered_at_s - turn.wait_s
             self._pace(backend_id).read(n_programs=n_programs, cycle_s=max(cycle_s, 0.0), at_s=at_s)
-
-    def _n_programs(self, backend_id: BackendId) -> int:
-        """How many have a place in its cache."""
-        accounts = self.ledger.account_by_backend
-        return sum(len(accounts[member].amount_by_key) for member in self.ledger.members(backend_id))
 
     def _pace(self, backend_id: BackendId) -> Pace:
         return self.books.pace_by_backend.setdefault(backend_id, Pace())
-
-    def learn_found(
-        self, program: Program, backend_id: BackendId, prompt_tokens: int, cached_tokens: int, tokens_after: int
-    ) -> None:
-        """A later call was answered: whether its program's context was found tells whether the cache was too full.
-
-        Args:
-            tokens_after: the context with the answer.
-        """
-        context_tokens, filled_ratio = program.context_tokens, program.fill_ratio
-        program.fill_ratio = 0.0
-        if not self.learns_residency or not program.is_resident or program.backend_id != backend_id:
-            return
-        if not self.is_gated(backend_id) or not 0 < context_tokens <= prompt_tokens:
-            return  # a conversation that was made shorter, or began anew
-        cache = self.books.cache(backend_id)
-        residency = self.books.residency_by_cache.get(cache)
-        if residency is None:
-            residency = Residency(bound_ratio=self._config.admission.footprint_ratio)
-            self.books.residency_by_cache[cache] = residency
-        program.fill_ratio = self.books.fill_ratio(backend_id)
-        residency.read(
-            fill_ratio=max(program.fill_ratio, filled_ratio),  # what was lost was so at some time since the last answer
-            found_ratio=min(cached_tokens / context_tokens, 1.0),
-            n_programs=self._n_programs(backend_id),
-            grown_ratio=max(tokens_after - context_tokens, 0) / self.ledger.account_by_backend[backend_id].capacity,
-        )
 
     def _stir_pool(self, model_id: ModelId) -> None:
         """Something about a model has changed that may let in a held turn, of it or of those that share its caches."""

@@ -65,7 +65,9 @@ class Attempts:
         if program.n_turns == 0 and bill.is_counted:
             desk.admission.learn_first(program, backend_id, bill.cached_tokens)
         elif bill.is_counted and not turn.is_side:
-            desk.admission.learn_found(program, backend_id, bill.prompt_tokens, bill.cached_tokens, context_tokens)
+            desk.counts.pauses += desk.residing.learn(
+                program, backend_id, bill.prompt_tokens, bill.cached_tokens, context_tokens
+            )
         desk.admission.learn_pace(turn, program, backend_id, desk.now_s)
         program.n_turns += 1
         if turn.is_side:

@@ -152,8 +152,8 @@ class AdmissionConfig(Fact, frozen=True, kw_only=True):
     """Of `footprint`: share of the capacity that living contexts may fill, before anything has been learned of it."""
     learns_footprint: bool = True
     """Of `footprint`: whether that share follows where contexts begin to be lost."""
-    footprint_deviations: float = 1.0
-    """Of `footprint`: so many deviations of what all programs may fill at once are kept in hand."""
+    relieves: bool = False
+    """Of `ledger`: learn that, too, from a full cache down, and pause programs while a cache thrashes."""
     heeds_budget: bool = True
     """Of `footprint`: no program starts where, for it, more would run out of their time budgets than it is worth."""
     programs_max: int = 32
@@ -179,10 +179,6 @@ class AdmissionConfig(Fact, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and 0.0 < value <= 1.0):
                 raise ConfigError(f"router.admission.{name} is {value!r}; it must be in (0, 1]")
-        if not (math.isfinite(self.footprint_deviations) and 0.0 <= self.footprint_deviations <= 10.0):
-            raise ConfigError(
-                f"router.admission.footprint_deviations is {self.footprint_deviations!r}; it must be in [0, 10]"
-            )
         for cap in (self.programs_max, *self.programs_max_by_model.values()):
             if not 1 <= cap <= COUNT_MAX:
                 raise ConfigError(f"router.admission.programs_max is {cap!r}; it must be >= 1 and <= {COUNT_MAX:g}")

@@ -33,7 +33,7 @@ class Counts(msgspec.Struct, kw_only=True):
     rebinds: int = 0
     """Started programs that were moved because their model's backends were gone."""
     pauses: int = 0
-    """Places taken back from programs that had started (`router/pausing.py`)."""
+    """Places taken back from programs that had started (`router/pausing.py`, `router/residing.py`)."""
     verdicts_stale: int = 0
     verdicts_late: int = 0
     verdicts_corrected: int = 0

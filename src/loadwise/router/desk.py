@@ -23,6 +23,7 @@ from .credit import Credit
 from .divert import Divert
 from .pacing import Pacing
 from .program import CalledOff, Turn
+from .residing import Residing
 from .routing import Routing
 from .spending import Spending
 from .table import ProgramTable
@@ -51,6 +52,7 @@ class Desk:
         self.backends = Backends(models, backends)
         self.configured_pool = self.backends.digest()
         self.admission = Admission(config, self.backends, streams, resolve, self.policy_failed)
+        self.residing = Residing(config.admission, self.admission)
         self.credit = Credit(config, streams, resolve, self.policy_failed)
         self.divert = Divert(config, self.backends, self.admission)
         self.routing = Routing(config, self.backends, self.admission, self.credit, self.divert, streams)

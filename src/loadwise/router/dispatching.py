@@ -262,15 +262,30 @@ class Dispatching:
         self.place(turn, program)
 
     def hold_due(self, key: str) -> None:
-        """The turn has waited as long as it may: elsewhere, if it can start there at once; else it is over."""
+        """The turn has waited as long as it may: elsewhere, if it can start there at once; else it is over.
+
+        A program that was paused goes on whatever the room: what was let in is not refused for want of it.
+        """
         turn = self._desk.turns.get(TurnId(int(key)))
         if turn is None or turn.waits_since_s is None:
             return
         if self._start_elsewhere(turn) and (turn.waits_since_s is None or turn.turn_id not in self._desk.turns):
             return
+        if self._resume(turn):
+            return
         hold_max_s, frees_after_s = self._desk.config.hold_max_s, self._window_frees_after_s(turn)
         failure = held_too_long(hold_max_s) if frees_after_s is None else rate_limited(hold_max_s, frees_after_s)
         self._ending.end_turn(turn, TurnOutcome.EVICTED, failure)
+
+    def _resume(self, turn: Turn) -> bool:
+        """Give a paused program its place back and dispatch its turn, if its backend takes turns."""
+        desk, program = self._desk, self._desk.table.by_id[turn.program_id]
+        backend_id = program.backend_id
+        if not program.is_paused or turn.is_side or not turn.is_held or program.is_reserved or backend_id is None:
+            return False
+        if backend_id in turn.tried or not desk.backends.is_usable(backend_id, desk.now_s):
+            return False
+        return desk.admission.reserve_again(program, backend_id, desk.now_s) and self.try_dispatch(turn, program)
 
     def _start_elsewhere(self, turn: Turn) -> bool:
         """Divert a program that has waited too long, whatever success that costs."""

@@ -5,6 +5,7 @@ holds under every gate. It looks and never changes anything. What it lets in is 
 that every dispatch is covered (law L5); beyond the ledger's own limit then only the gate stands.
 """
 
+import math
 from collections.abc import Mapping, Sized
 from typing import Protocol
 
@@ -20,6 +21,9 @@ from loadwise.ledger.residency import Residency
 
 from .config import AdmissionConfig
 from .program import Program, Turn
+
+FULL_RATIO = 1.0
+"""Where a bound begins that only has to end a collapse."""
 
 
 class Gate(Protocol):
@@ -63,6 +67,34 @@ class Books:
             total += (sum(contexts) + self.extra_tokens(member, len(contexts))) / account.capacity
         return total
 
+    def bound_ratio(self, backend_id: BackendId, start_ratio: float) -> float:
+        """Share of the cache that living contexts may fill, as it was learned, or as it begins."""
+        residency = self.residency_by_cache.get(self.cache(backend_id))
+        return start_ratio if residency is None else residency.bound_ratio
+
+    def keeps(self, turn: Turn, program: Program, backend_id: BackendId, start_ratio: float) -> bool:
+        """Whether the contexts of all stay in the cache with one more program, as far as has been learned."""
+        fill_ratio = self.fill_ratio(backend_id)
+        residency = self.residency_by_cache.get(self.cache(backend_id))
+        if residency is not None and not residency.lets_in(fill_ratio):
+            return False
+        tokens = max(program.context_tokens, turn.needed_tokens) * (2.0 if program.is_paused else 1.0)
+        own_ratio = tokens / self.ledger.account_by_backend[backend_id].capacity
+        return fill_ratio + self.returning_ratio(backend_id) + own_ratio <= self.bound_ratio(backend_id, start_ratio)
+
+    def returning_ratio(self, backend_id: BackendId) -> float:
+        """Share of the cache that fills once more for a while, with contexts of programs that were away.
+
+        Engines with checkpoints of state leave one for every piece of what they read anew: if all came back at once,
+        the cache would thrash again.
+        """
+        total = 0.0
+        for member in map(BackendId, self.ledger.members(backend_id)):
+            account = self.ledger.account_by_backend[member]
+            found = (self.programs.get(ProgramId(key)) for key in account.amount_by_key)
+            total += sum(p.context_tokens for p in found if p is not None and not p.is_resident) / account.capacity
+        return total
+
     def extra_tokens(self, backend_id: BackendId, n_programs: int) -> float:
         """What so many programs hold besides their contexts, less what they have in common.
 
@@ -72,6 +104,19 @@ class Books:
         common = self.ledger.account_by_backend[backend_id].common
         return 2.0 * n_programs * self.overhead_tokens(backend_id) - max(n_programs - 1, 0) * common
 
+    def n_programs(self, backend_id: BackendId) -> int:
+        """How many have a place in its cache, single turns included."""
+        return sum(len(self.ledger.account_by_backend[b].amount_by_key) for b in self.ledger.members(backend_id))
+
+    def latest(self, backend_id: BackendId) -> list[tuple[Program, float]]:
+        """Started programs that have a place in its cache, who came last first, and what share of it each fills."""
+        found: list[tuple[Program, float]] = []
+        for member in map(BackendId, self.ledger.members(backend_id)):
+            account, extra_tokens = self.ledger.account_by_backend[member], self.extra_tokens(member, 1)
+            programs = (self.programs.get(ProgramId(key)) for key in account.amount_by_key)
+            found += [(p, (p.tokens + extra_tokens) / account.capacity) for p in programs if p is not None]
+        return sorted(found, key=lambda entry: -_admitted_at_s(entry[0]))
+
     def contexts(self, backend_id: BackendId) -> list[float]:
         """Tokens of every program that has a place there, and of single turns."""
         amounts = self.ledger.account_by_backend[backend_id].amount_by_key
@@ -79,14 +124,26 @@ class Books:
         return [float(amount if program is None else program.tokens) for program, amount in found]
 
 
-class LedgerGate:
-    """A peak is reserved for each program, up to a share of the capacity (ORACLE, B.2)."""
+def _admitted_at_s(program: Program) -> float:
+    return math.inf if program.admitted_at_s is None else program.admitted_at_s
 
-    def __init__(self, books: Books) -> None:
-        self._ledger = books.ledger
+
+class LedgerGate:
+    """A peak is reserved for each program, up to a share of the capacity (ORACLE, B.2).
+
+    Where caches are relieved, contexts must also stay in them, as far as has been learned.
+    """
+
+    def __init__(self, config: AdmissionConfig, books: Books) -> None:
+        self._relieves = config.relieves
+        self._books = books
 
     def admits(self, turn: Turn, program: Program, backend_id: BackendId, amount: int, at_s: float) -> bool:
-        return self._ledger.fits(backend_id, amount, at_s=at_s)
+        if not self._books.ledger.fits(backend_id, amount, at_s=at_s):
+            return False
+        if not self._relieves or not self._books.n_programs(backend_id):
+            return True
+        return self._books.keeps(turn, program, backend_id, FULL_RATIO)
 
 
 class OpenGate:
@@ -114,8 +171,8 @@ class FootprintGate:
     """All programs together must fit at their largest, as far as that can be expected.
 
     Their contexts grow together while some end: what is held against the limit is the largest expected sum, not a sum
-    of largest ones, and so many deviations more as the configuration asks for (`ledger.footprint`). The limit is the
-    fill at which contexts begin to be lost, which answers tell (`ledger.residency`).
+    of largest ones (`ledger.footprint`). The limit is the fill at which contexts begin to be lost, which answers tell
+    (`ledger.residency`); while they are lost, nobody is let in.
     """
 
     def __init__(self, config: AdmissionConfig, books: Books) -> None:
@@ -125,13 +182,12 @@ class FootprintGate:
     def admits(self, turn: Turn, program: Program, backend_id: BackendId, amount: int, at_s: float) -> bool:
         ledger = self._books.ledger
         members = ledger.members(backend_id)
-        if not any(ledger.account_by_backend[b].amount_by_key for b in members):
+        if not self._books.n_programs(backend_id):
             return True
-        new_tokens = float(max(program.context_tokens, turn.needed_tokens))
-        bound = self.bound_ratio(backend_id)
-        if self._books.fill_ratio(backend_id) + new_tokens / ledger.account_by_backend[backend_id].capacity > bound:
+        if not self._books.keeps(turn, program, backend_id, self._config.footprint_ratio):
             return False
-        if self._largest(backend_id, members, [new_tokens], self._config.footprint_deviations) > bound:
+        new_tokens = float(max(program.context_tokens, turn.needed_tokens))
+        if self._largest(backend_id, members, [new_tokens]) > self.bound_ratio(backend_id):
             return False
         return not self._config.heeds_budget or self._is_worth_it(program, backend_id, members)
 
@@ -145,38 +201,34 @@ class FootprintGate:
         accounts, programs = self._books.ledger.account_by_backend, self._books.programs
         if not accounts[backend_id].amount_by_key:
             return True  # others use its cache, but nobody is there from whose answers a new pace could be learned
-        n_programs = sum(len(accounts[b].amount_by_key) for b in members)
+        n_programs = self._books.n_programs(backend_id)
         here = (programs.get(ProgramId(key)) for key in accounts[backend_id].amount_by_key)
         running = [float(found.n_turns - found.n_turns_before) for found in here if found is not None]
         return pace.is_worth_one_more(n_programs, running, budget_s)
 
     def bound_ratio(self, backend_id: BackendId) -> float:
         """Share of the cache that living contexts may fill."""
-        residency = self._books.residency_by_cache.get(self._books.cache(backend_id))
-        return self._config.footprint_ratio if residency is None else residency.bound_ratio
+        return self._books.bound_ratio(backend_id, self._config.footprint_ratio)
 
     def n_missing(self, backend_id: BackendId) -> float:
         """How many average programs must leave before one begins; contexts may have outgrown what departures free."""
-        members = self._books.ledger.members(backend_id)
-        n_programs = sum(len(self._books.ledger.account_by_backend[b].amount_by_key) for b in members)
-        now = self._largest(backend_id, members, [], 0.0)
-        most = self._largest(backend_id, members, [0.0], self._config.footprint_deviations)
+        members, n_programs = self._books.ledger.members(backend_id), self._books.n_programs(backend_id)
+        now = self._largest(backend_id, members, [])
+        most = self._largest(backend_id, members, [0.0])
         over = most - self.bound_ratio(backend_id)
         return over * n_programs / now if now > 0.0 else 0.0
 
-    def _largest(self, backend_id: BackendId, members: list[str], newcomers: list[float], deviations: float) -> float:
-        """Largest expected share of the cache and so many deviations, with some more programs on one backend."""
-        mean, variance, doubt = np.zeros(HORIZON_STEPS), np.zeros(HORIZON_STEPS), np.zeros(HORIZON_STEPS)
+    def _largest(self, backend_id: BackendId, members: list[str], newcomers: list[float]) -> float:
+        """Largest expected share of the cache, with some more programs on one backend."""
+        shares = np.zeros(HORIZON_STEPS)
         for member in map(BackendId, members):
             contexts = self._books.contexts(member) + (newcomers if member == backend_id else [])
             capacity = self._books.ledger.account_by_backend[member].capacity
             peaks = self._books.demand_by_model[self._books.model_by_backend[member]].peaks
             pace = self._books.pace_by_backend.get(member)
             sums = projected(contexts, peaks, () if pace is None else pace.cut_tokens)
-            mean += (sums.mean + self._books.extra_tokens(member, len(contexts))) / capacity
-            variance += sums.variance / capacity**2
-            doubt += sums.doubt / capacity
-        return float((mean + deviations * np.sqrt(variance + doubt**2)).max())
+            shares += (sums + self._books.extra_tokens(member, len(contexts))) / capacity
+        return float(shares.max())
 
 
 class PauseGate:
@@ -228,4 +280,4 @@ def make_gate(config: AdmissionConfig, books: Books) -> Gate:
         return CapGate(config, books)
     if config.kind == "pause":
         return PauseGate(config, books)
-    return OpenGate() if config.kind == "none" else LedgerGate(books)
+    return OpenGate() if config.kind == "none" else LedgerGate(config, books)

@@ -1,6 +1,8 @@
 """Orders of held turns: first in, first out, as in the paper; and the production order.
 
-`FairOrder` serves, in this sequence:
+In both, turns of programs that were paused come first: their budgets run, and they have stood in line once.
+
+`FairOrder` serves the others in this sequence:
 
 1. whoever has waited `age_s`, longest first: nobody starves;
 2. of the others, the tenant that has been served least for its weight (stride scheduling: every turn served moves its
@@ -15,6 +17,7 @@ under overload, and everybody is late.
 import math
 from bisect import bisect_left, insort
 from collections.abc import Iterator
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 from loadwise.kernel.ids import TurnId
@@ -33,11 +36,13 @@ class Standing(NamedTuple):
     since_s: float = 0.0
     """When it arrived."""
     deadline_at_s: float | None = None
+    is_paused: bool = False
+    """Whether its program has had a place that was taken from it."""
 
 
 def standing(turn: Turn, program: Program) -> Standing:
     """A turn's standing; a higher priority of its own is a deadline no sooner, and no order heeds it yet."""
-    return Standing(program.tenant, turn.arrived_at_s, turn.deadline_at_s)
+    return Standing(program.tenant, turn.arrived_at_s, turn.deadline_at_s, program.is_paused and not turn.is_side)
 
 
 class Order(Protocol):
@@ -46,7 +51,7 @@ class Order(Protocol):
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[TurnId]:
-        """In the order in which they were held."""
+        """Paused ones, then the others, in the order in which they were held."""
         ...
 
     def __contains__(self, turn_id: TurnId) -> bool: ...
@@ -84,25 +89,27 @@ class FifoOrder:
     """
 
     def __init__(self) -> None:
-        self._turns: dict[TurnId, None] = {}
+        self._paused: dict[TurnId, None] = {}
+        self._others: dict[TurnId, None] = {}
 
     def __len__(self) -> int:
-        return len(self._turns)
+        return len(self._paused) + len(self._others)
 
     def __iter__(self) -> Iterator[TurnId]:
-        return iter(self._turns)
+        return chain(self._paused, self._others)
 
     def __contains__(self, turn_id: TurnId) -> bool:
-        return turn_id in self._turns
+        return turn_id in self._paused or turn_id in self._others
 
     def head(self, now_s: float = 0.0, service_s: float = 0.0) -> TurnId | None:
-        return next(iter(self._turns), None)
+        return next(iter(self), None)
 
     def push(self, turn_id: TurnId, standing: Standing = Standing()) -> None:  # noqa: B008
-        self._turns[turn_id] = None
+        (self._paused if standing.is_paused else self._others)[turn_id] = None
 
     def remove(self, turn_id: TurnId, *, is_served: bool = False) -> None:
-        self._turns.pop(turn_id, None)
+        self._paused.pop(turn_id, None)
+        self._others.pop(turn_id, None)
 
     def dump(self) -> dict[str, float]:
         return {}
@@ -147,7 +154,9 @@ class FairOrder:
 
     def __init__(self, config: OrderConfig) -> None:
         self._config = config
+        self._paused: dict[TurnId, None] = {}
         self._standing: dict[TurnId, Standing] = {}
+        """Of the others."""
         self._serial_by_turn: dict[TurnId, int] = {}
         self._lines: dict[str, _Line] = {}
         self._passes: dict[str, float] = {}
@@ -155,15 +164,18 @@ class FairOrder:
         self._serial = 0
 
     def __len__(self) -> int:
-        return len(self._standing)
+        return len(self._paused) + len(self._standing)
 
     def __iter__(self) -> Iterator[TurnId]:
-        return iter(self._standing)
+        return chain(self._paused, self._standing)
 
     def __contains__(self, turn_id: TurnId) -> bool:
-        return turn_id in self._standing
+        return turn_id in self._paused or turn_id in self._standing
 
     def push(self, turn_id: TurnId, standing: Standing) -> None:
+        if standing.is_paused:
+            self._paused[turn_id] = None
+            return
         line = self._lines.get(standing.tenant)
         if line is None:
             line = self._lines[standing.tenant] = _Line()
@@ -178,6 +190,7 @@ class FairOrder:
             insort(line.due, (standing.deadline_at_s, self._serial, turn_id))
 
     def remove(self, turn_id: TurnId, *, is_served: bool = False) -> None:
+        self._paused.pop(turn_id, None)
         standing = self._standing.pop(turn_id, None)
         if standing is None:
             return
@@ -196,6 +209,8 @@ class FairOrder:
             self._passes = dict(list(kept.items())[-TENANTS_MAX:]) if self._lines else {}
 
     def head(self, now_s: float, service_s: float) -> TurnId | None:
+        if self._paused:
+            return next(iter(self._paused))
         oldest = next(iter(self._standing), None)
         if oldest is None:
             return None

@@ -118,7 +118,9 @@ class Program(msgspec.Struct, kw_only=True):
     budget_s: float | None = None
     """Its time budget, while that has not begun."""
     is_marked: bool = False
-    """Its place is to be given back when its turn ends (`pausing`)."""
+    """Its place is to be given back when its turn ends (`pausing`, `residing`)."""
+    is_paused: bool = False
+    """Its place was taken from it, or will be, to relieve a cache (`residing`); until it has one again."""
     routed_model: ModelId | None = None
     """The selector's choice, where it was diverted from that."""
     estimates: dict[ModelId, float] = {}

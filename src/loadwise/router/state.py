@@ -135,7 +135,7 @@ def _load_admission(desk: Desk, state: RouterState) -> None:
     books.overhead_by_backend = {
         b: state.overheads.get(b) or known.get(b) or admission.new_overhead() for b in books.model_by_backend
     }
-    books.residency_by_cache = dict(state.residencies) if admission.learns_residency else {}
+    books.residency_by_cache = dict(state.residencies) if desk.residing.is_on else {}
     books.pace_by_backend = {BackendId(name): pace for name, pace in state.paces.items()}
     with suppress(SchemaMismatch):  # another replica policy is configured now: it begins anew
         admission.replica_policy.load(state.replica_policy)
