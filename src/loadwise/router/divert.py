@@ -79,7 +79,11 @@ class Divert:
     ) -> int:
         """The index of the model that a program had better run on; the incumbent on ties."""
         scores = [self.score_of(m, a, w) for m, a, w in zip(models, successes, waits_s, strict=True)]
-        best = max(range(len(models)), key=lambda i: (scores[i], i == incumbent))
+        stays = self.expected(models[incumbent], successes[incumbent])
+        open_to = [
+            i for i, m in enumerate(models) if i == incumbent or self._keeps(stays, self.expected(m, successes[i]))
+        ]
+        best = max(open_to, key=lambda i: (scores[i], i == incumbent))
         return best if scores[best] > scores[incumbent] else incumbent
 
     def divert(
@@ -186,7 +190,15 @@ class Divert:
         stays, goes = program.estimates.get(home), program.estimates.get(away)
         if stays is None or goes is None or not self.score_of(away, goes, 0.0) > self.score_of(home, stays, wait_s):
             return None
-        return self.expected(home, stays) - self.expected(away, goes)
+        stays, goes = self.expected(home, stays), self.expected(away, goes)
+        return stays - goes if self._keeps(stays, goes) else None
+
+    def _keeps(self, stays: float, goes: float) -> bool:
+        """Whether enough of a success is left on the other model, however long the wait.
+
+        Where most programs would run out of time there, a divert spends an engine on what will be thrown away.
+        """
+        return goes >= self._config.divert.success_min_ratio * stays
 
 
 def may_move(turn: Turn, program: Program) -> bool:
