@@ -307,6 +307,15 @@ def test_a_program_that_went_on_is_parked_in_time():
     assert not h.router.table.by_id["p9"].is_reserved
 
 
+def test_a_paused_turn_that_fits_does_not_wait_behind_those_that_do_not():
+    """It is the head as soon as it is held, and the head is looked at."""
+    h = thrashing_host(hold_max_s=300.0)
+    h.arrive("new", prompt_tokens=3000)
+    for number in range(60):
+        again(h, f"p{number % 7}", 1.0)
+    assert "Dispatch" in kinds(h.arrive("p9", prompt_tokens=620))
+
+
 def test_a_program_that_went_on_elsewhere_is_no_longer_paused():
     """A backend that is counted in requests has no cache to relieve; what it holds is never a program's."""
     admission = AdmissionConfig(kind="footprint", footprint_ratio=1.0)

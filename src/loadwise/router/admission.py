@@ -456,6 +456,8 @@ class Admission:
         order = self.order_by_model[turn.model]
         order.push(turn.turn_id, standing(turn, program))
         self.n_held += 1
+        if turn.is_paused and len(order) > 1:
+            self._backends.roomy[turn.model] = None  # it may be the head now, and fit where the one before does not
 
     def unhold(self, turn: Turn, at_s: float, *, is_served: bool = False) -> None:
         """Take the turn out of its order; whoever is head now may be smaller."""
