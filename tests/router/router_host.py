@@ -11,7 +11,7 @@ from moody import CLASS_BY_PATH
 
 from loadwise.kernel import commands as c
 from loadwise.kernel import events as e
-from loadwise.kernel.pool import BackendSpec, ModelSpec, Price
+from loadwise.kernel.pool import BackendHealth, BackendSpec, ModelSpec, Price
 from loadwise.kernel.stack import Stack
 from loadwise.kernel.work import AttemptOutcome, EndReason, Usage, Verdict, VerdictKind
 from loadwise.router.config import RouterConfig
@@ -146,7 +146,7 @@ class Host:
 
     def set_health(self, backend_id: str, health: str) -> list[c.Command]:
         """A probe speaks."""
-        return self.send(e.BackendChanged(at_s=self.now_s, backend_id=backend_id, health=health))
+        return self.send(e.BackendChanged(at_s=self.now_s, backend_id=backend_id, health=BackendHealth(health)))
 
     # --- the account ---
 

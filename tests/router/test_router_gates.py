@@ -8,9 +8,10 @@ from router_host import Host, backend, find, kinds, make_stack
 from loadwise.kernel import commands as c
 from loadwise.kernel import events as e
 from loadwise.kernel.ids import BackendId, TurnId
+from loadwise.kernel.pool import BackendHealth
 from loadwise.kernel.work import Usage
 from loadwise.ledger.pace import Pace
-from loadwise.router.config import AdmissionConfig, OrderConfig, PauseConfig
+from loadwise.router.config import AdmissionConfig, DivertConfig, OrderConfig, PauseConfig
 from loadwise.router.order import FairOrder, Standing, make_order
 
 
@@ -175,10 +176,15 @@ def serve_turn(h: Host, name: str, tokens: int, cached: int, answer_tokens: int 
 def crowded_host(**router) -> Host:
     """Twelve programs of 600 tokens in a cache of 10,000, one second apart, one of which has found its context."""
     h = footprint_host(ratio=1.0, **router)
+    crowd(h)
+    return h
+
+
+def crowd(h: Host) -> None:
+    """Let those twelve come."""
     for number in range(12):
         serve_turn(h, f"p{number}", 600, 0)
     serve_turn(h, "p0", 610, 600)
-    return h
 
 
 def again(h: Host, name: str, found: float) -> None:
@@ -261,6 +267,110 @@ def test_a_paused_program_is_not_refused_for_want_of_room():
     assert [d.program_id for d in said if type(d) is c.Dispatch] == ["p9"]
     assert [d.code for d in said if type(d) is c.EndTurn] == ["held_too_long"]
     assert sorted(paused(h)) == ["p10", "p11", "p7", "p8"]
+
+
+def test_a_paused_program_goes_on_with_all_its_turns():
+    """When one of them has waited as long as it may, the others need not stand in line: it has its place again."""
+    h = thrashing_host(hold_max_s=30.0)
+    for name in ("p9", "p8", "p9"):
+        again(h, name, 1.0)
+    for number in range(7):
+        h.arrive(f"p{number}", prompt_tokens=620)  # so that the cache stays as full as it is
+    h.after(28.0)
+    assert [d.program_id for d in h.wake() if type(d) is c.Dispatch][:2] == ["p9", "p9"]
+
+
+def test_a_paused_program_is_not_refused_for_the_calls_of_others():
+    """The ceiling on calls is want of room like any other."""
+    h = thrashing_host(hold_max_s=30.0)
+    for number in range(6):
+        h.arrive(f"p{number}", prompt_tokens=1500)
+    again(h, "p9", 1.0)
+    h.after(30.0)
+    assert [d.program_id for d in h.wake() if type(d) is c.Dispatch] == ["p9"]
+
+
+def test_a_program_that_went_on_is_parked_in_time():
+    """Its place is given back when nothing is heard of it, although it had been parked before."""
+    h = thrashing_host(hold_max_s=30.0, park_s=100.0, idle_s=9000.0)
+    h.after(50.0)
+    for number in range(7):
+        again(h, f"p{number}", 1.0)
+    h.after(40.0).wake()
+    assert h.router.table.by_id["p0"].is_reserved
+    h.arrive("p9", prompt_tokens=620)
+    h.after(30.0)
+    find(h.wake(), c.Dispatch, program_id="p9")
+    h.end_attempt(h.n_turns, usage=Usage(prompt_tokens=620, completion_tokens=0, cached_tokens=0))
+    assert h.router.table.by_id["p9"].is_reserved
+    h.after(101.0).wake()
+    assert not h.router.table.by_id["p9"].is_reserved
+
+
+def test_a_paused_turn_that_fits_does_not_wait_behind_those_that_do_not():
+    """It is the head as soon as it is held, and the head is looked at."""
+    h = thrashing_host(hold_max_s=300.0)
+    h.arrive("new", prompt_tokens=3000)
+    for number in range(60):
+        again(h, f"p{number % 7}", 1.0)
+    assert "Dispatch" in kinds(h.arrive("p9", prompt_tokens=620))
+
+
+def test_a_program_that_went_on_elsewhere_is_no_longer_paused():
+    """A backend that is counted in requests has no cache to relieve; what it holds is never a program's."""
+    admission = AdmissionConfig(kind="footprint", footprint_ratio=1.0)
+    h = Host(make_stack(backend("a", kv_tokens=10_000), expected_tokens=1000, hold_max_s=30.0, admission=admission))
+    crowd(h)
+    for number in range(5):
+        again(h, f"p{number}", 0.0)
+    h.send(e.BackendAdded(at_s=h.now_s, backend=backend("r", requests_per_minute=1)))
+    again(h, "p9", 1.0)
+    assert h.router.table.by_id["p9"].backend_id == "r"
+    assert "p9" not in paused(h)
+    h.arrive("p9", prompt_tokens=620)
+    h.after(31.0)
+    assert "Dispatch" not in kinds(h.wake())
+
+
+def test_nobody_is_paused_where_it_could_not_come_back():
+    """A draining backend keeps who has a place there, and takes nobody else."""
+    h = crowded_host()
+    h.set_health("a", BackendHealth.DRAINING)
+    for number in range(5):
+        again(h, f"p{number}", 0.0)
+    assert h.router.admission.books.residency_by_cache["backend:a"].is_thrashing
+    assert not paused(h)
+    assert "Dispatch" in kinds(h.arrive("p11", prompt_tokens=620))
+
+
+def test_who_is_moved_to_another_model_stands_in_its_line_like_all_others():
+    """That its place was taken relieved another cache."""
+    h = thrashing_host(divert=DivertConfig(when="held", forecast="elapsed", rebinds=True))
+    h.send(e.BackendAdded(at_s=h.now_s, backend=backend("b", "large", kv_tokens=10_000)))
+    h.set_health("a", BackendHealth.DOWN)
+    h.arrive("new", prompt_tokens=9000)
+    h.arrive("other", prompt_tokens=3000)
+    h.arrive("p9", prompt_tokens=620)
+    assert "p9" not in paused(h)
+    assert list(h.router.admission.order_by_model["large"]) == [h.n_turns - 1, h.n_turns]
+
+
+def test_a_dump_keeps_the_order_of_turns_held_before_their_program_was_paused():
+    """By the ceiling on calls; they keep their place in line, loaded or not."""
+    h = crowded_host()
+    for number in range(5):
+        h.arrive(f"p{number}", prompt_tokens=620)
+    called = list(h.running)
+    for name, tokens in (("p6", 3000), ("new", 5000), ("p11", 7000)):
+        h.arrive(name, prompt_tokens=tokens)
+    for turn_id in called:
+        h.end_attempt(turn_id, usage=Usage(prompt_tokens=620, completion_tokens=0, cached_tokens=0))
+    assert "p11" in paused(h)
+    assert h.router.turns[h.n_turns].is_held
+    copy = footprint_host(ratio=1.0)
+    copy.router.load(h.router.dump())
+    held = [list(router.admission.order_by_model["small"]) for router in (h.router, copy.router)]
+    assert held[0] == held[1] == [h.n_turns - 1, h.n_turns]
 
 
 def test_one_program_always_goes_on():

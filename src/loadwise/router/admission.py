@@ -117,10 +117,14 @@ class Admission:
 
     # --- may it start? ---
 
-    def admit(self, turn: Turn, program: Program, at_s: float) -> BackendId | None:
-        """Cover the turn by a reservation and say where it runs, or change nothing and say None."""
+    def admit(self, turn: Turn, program: Program, at_s: float, *, is_overdue: bool = False) -> BackendId | None:
+        """Cover the turn by a reservation and say where it runs, or change nothing and say None.
+
+        Args:
+            is_overdue: it may not wait for the ceiling on calls any longer.
+        """
         if self.may_stay(turn, program, at_s):
-            if not self.may_call(turn, program):
+            if not (is_overdue or self.may_call(turn, program)):
                 return None
             self._grow(program, turn)
             return program.backend_id
@@ -224,9 +228,9 @@ class Admission:
         if is_own:
             turn.has_own_reservation = True
         else:
-            program.is_reserved, program.is_paused = True, False
+            program.is_reserved = True
         if not turn.is_side and not is_bound_elsewhere:
-            program.backend_id = backend_id
+            program.backend_id, program.is_paused = backend_id, False
             program.live_tokens = turn.needed_tokens
         return True
 
@@ -442,14 +446,18 @@ class Admission:
         self._backends.roomy[model_id] = None
 
     def hold(self, turn: Turn, program: Program, at_s: float) -> None:
-        """Put the turn behind all others of its model."""
+        """Put the turn behind all others of its model, or, where its program was paused, behind those of such."""
         assert turn.model is not None
         turn.is_held = self.is_stirred = True
+        turn.is_paused = program.is_paused and not turn.is_side
         if program.admitted_at_s is None and not turn.is_side:
             turn.joined_at_s = at_s
             self.demand_by_model[turn.model].learn_held(turn.needed_tokens)
-        self.order_by_model[turn.model].push(turn.turn_id, standing(turn, program))
+        order = self.order_by_model[turn.model]
+        order.push(turn.turn_id, standing(turn, program))
         self.n_held += 1
+        if turn.is_paused and len(order) > 1:
+            self._backends.roomy[turn.model] = None  # it may be the head now, and fit where the one before does not
 
     def unhold(self, turn: Turn, at_s: float, *, is_served: bool = False) -> None:
         """Take the turn out of its order; whoever is head now may be smaller."""

@@ -52,7 +52,7 @@ class Desk:
         self.backends = Backends(models, backends)
         self.configured_pool = self.backends.digest()
         self.admission = Admission(config, self.backends, streams, resolve, self.policy_failed)
-        self.residing = Residing(config.admission, self.admission)
+        self.residing = Residing(config.admission, self.backends, self.admission)
         self.credit = Credit(config, streams, resolve, self.policy_failed)
         self.divert = Divert(config, self.backends, self.admission)
         self.routing = Routing(config, self.backends, self.admission, self.credit, self.divert, streams)

@@ -90,11 +90,11 @@ class Dispatching:
             turn.has_waited = True
             self._desk.counts.held += 1
 
-    def try_dispatch(self, turn: Turn, program: Program) -> bool:
-        """Dispatch the turn if it may start now, or change nothing and say False."""
+    def try_dispatch(self, turn: Turn, program: Program, *, is_overdue: bool = False) -> bool:
+        """Dispatch the turn if it may start now, or change nothing and say False; see `Admission.admit`."""
         desk = self._desk
         place = program.backend_id if program.is_reserved else None
-        backend_id = desk.admission.admit(turn, program, desk.now_s)
+        backend_id = desk.admission.admit(turn, program, desk.now_s, is_overdue=is_overdue)
         if backend_id is None:
             return False
         if turn.waits_since_s is not None:
@@ -285,7 +285,11 @@ class Dispatching:
             return False
         if backend_id in turn.tried or not desk.backends.is_usable(backend_id, desk.now_s):
             return False
-        return desk.admission.reserve_again(program, backend_id, desk.now_s) and self.try_dispatch(turn, program)
+        if not desk.admission.reserve_again(program, backend_id, desk.now_s):
+            return False
+        self.try_dispatch(turn, program, is_overdue=True)
+        self._settle_in(program)
+        return True
 
     def _start_elsewhere(self, turn: Turn) -> bool:
         """Divert a program that has waited too long, whatever success that costs."""

@@ -42,7 +42,7 @@ class Standing(NamedTuple):
 
 def standing(turn: Turn, program: Program) -> Standing:
     """A turn's standing; a higher priority of its own is a deadline no sooner, and no order heeds it yet."""
-    return Standing(program.tenant, turn.arrived_at_s, turn.deadline_at_s, program.is_paused and not turn.is_side)
+    return Standing(program.tenant, turn.arrived_at_s, turn.deadline_at_s, turn.is_paused)
 
 
 class Order(Protocol):

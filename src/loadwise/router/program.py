@@ -269,6 +269,8 @@ class Turn(msgspec.Struct, kw_only=True):
     """Covered under `key` instead of the program's reservation."""
     is_held: bool = False
     """Whether it stands in its model's order."""
+    is_paused: bool = False
+    """Whether its program was paused when it joined it; who joined before that keeps its place there."""
     joined_at_s: float | None = None
     """When it joined it, where its program has not started yet."""
     waits_since_s: float | None = None

@@ -7,9 +7,11 @@ One program always goes on.
 """
 
 from loadwise.kernel.ids import BackendId
+from loadwise.kernel.pool import BackendHealth
 from loadwise.ledger.residency import Residency
 
 from .admission import Admission
+from .backends import Backends
 from .config import AdmissionConfig
 from .gates import FULL_RATIO
 from .program import Program
@@ -18,8 +20,9 @@ from .program import Program
 class Residing:
     """Learns from answers to later turns of programs, and pauses."""
 
-    def __init__(self, config: AdmissionConfig, admission: Admission) -> None:
+    def __init__(self, config: AdmissionConfig, backends: Backends, admission: Admission) -> None:
         self._config = config
+        self._backends = backends
         self._relieves_ledger = config.kind == "ledger" and config.relieves
         self._admission = admission
         self._books = admission.books
@@ -67,6 +70,8 @@ class Residing:
         for program, share in self._books.latest(backend_id)[:-1] if surplus_ratio > 0.0 else []:
             if surplus_ratio <= 0.0:
                 break
+            if self._is_draining(program):
+                continue  # it could not come back
             surplus_ratio -= share
             if program.is_marked:
                 continue
@@ -77,3 +82,8 @@ class Residing:
             else:
                 self._admission.release_program(program)
         return n_paused
+
+    def _is_draining(self, program: Program) -> bool:
+        """Whether its backend keeps who has a place there and takes nobody else."""
+        assert program.backend_id is not None
+        return self._backends.by_id[program.backend_id].health is BackendHealth.DRAINING

@@ -142,6 +142,7 @@ class Routing:
         chosen = models[choice.chosen]
         is_diverted = routed != choice.chosen
         program.model, program.decision_id = chosen, decision_id
+        program.is_paused = False  # another model's cache has nothing to do with it
         program.routed_model = models[routed] if is_diverted else None
         own = self._own_forecast(chosen, turn, program, at_s) if forecasts is None else forecasts[choice.chosen]
         self._remember(program, models, successes, own, at_s)
