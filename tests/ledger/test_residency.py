@@ -97,6 +97,15 @@ def test_relief_is_asked_for_while_it_thrashes_and_nobody_is_let_in():
     assert residency.surplus_ratio(0.8) == 0.0
 
 
+def test_it_is_calm_again_in_a_cache_that_a_relief_has_nearly_emptied():
+    """Few large programs: below the fill at which losses count, what is kept ends the thrash all the same."""
+    residency = known(0.6)
+    read(residency, 0.6, 0.0, times=10)
+    assert residency.is_thrashing
+    read(residency, 0.5 * FILL_MIN, 1.0, n_programs=1, times=50)
+    assert not residency.is_thrashing
+
+
 def test_it_does_not_rise_without_evidence():
     """A cache that is half empty says nothing of how much it holds."""
     residency = known(0.8)

@@ -174,7 +174,7 @@ def serve_turn(h: Host, name: str, tokens: int, cached: int, answer_tokens: int 
 
 
 def crowded_host(**router) -> Host:
-    """Twelve programs of 600 tokens in a cache of 10,000, one second apart, one of which has found its context."""
+    """Twelve programs of 620 tokens in a cache of 10,000, one second apart, which have all found their contexts."""
     h = footprint_host(ratio=1.0, **router)
     crowd(h)
     return h
@@ -184,7 +184,8 @@ def crowd(h: Host) -> None:
     """Let those twelve come."""
     for number in range(12):
         serve_turn(h, f"p{number}", 600, 0)
-    serve_turn(h, "p0", 610, 600)
+    for number in range(12):
+        serve_turn(h, f"p{number}", 610, 600)
 
 
 def again(h: Host, name: str, found: float) -> None:
@@ -386,6 +387,38 @@ def test_one_program_always_goes_on():
     for _ in range(200):
         again(h, "p0", 0.0)
     assert sorted(paused(h)) == ["p1"]
+
+
+def test_a_program_whose_prompts_never_begin_alike_says_nothing_of_the_cache():
+    """A time of day in its first line: it finds nothing in any cache, and shuts nobody out."""
+    h = crowded_host()
+    serve_turn(h, "clock", 600, 0)
+    for _ in range(100):
+        again(h, "clock", 0.0)
+    assert not h.router.admission.books.residency_by_cache["backend:a"].is_thrashing
+    assert paused(h) == []
+
+
+def test_a_huge_program_that_was_paused_comes_back_beside_others():
+    """Counted twice it would need more than the bound, and stand before all others until the cache is empty."""
+    h = footprint_host(ratio=1.0)
+    names = [f"p{number}" for number in range(5)] + ["huge"]
+    for tokens in (500, 600):
+        for name in names:
+            serve_turn(h, name, tokens, tokens - 100)
+    serve_turn(h, "huge", 3000, 600)
+    for n in range(8):
+        again(h, f"p{n % 5}", 0.0)
+    assert paused(h) == ["huge"]
+    for n in range(60):
+        again(h, f"p{n % 5}", 1.0)
+    again(h, "huge", 0.0)
+    assert paused(h) == ["huge"], "all together were too many"
+    for n in range(3):
+        h.finish(f"p{n}")
+    again(h, "p3", 1.0)
+    assert paused(h) == []
+    assert h.router.admission.books.bound_ratio(BackendId("a"), 0.0) < 2 * 0.3
 
 
 @pytest.mark.parametrize("kind", ["fifo", "fair"])

@@ -95,7 +95,7 @@ class Residency(msgspec.Struct, kw_only=True):
             # Few large programs leave a gap that no other one fits into: what it was before is worth trying again.
             near, most = n_programs / (n_programs + 1), self.start_ratio
         is_near, is_full = fill_ratio >= near * self.bound_ratio, fill_ratio >= FILL_MIN
-        if not self.has_found or not (is_near or is_full):
+        if not self.has_found or not (is_near or is_full or (self.is_thrashing and is_kept)):
             return
         faded_ratio = self.peak_ratio + (fill_ratio - self.peak_ratio) / (PEAK_ROUNDS * max(n_programs, 1) + 1)
         self.peak_ratio = max(fill_ratio, faded_ratio)

@@ -339,6 +339,8 @@ class Admission:
         assert backend_id is not None
         if self._has_own_gate and turn.needed_tokens < program.live_tokens:
             self.stir(backend_id)  # a conversation that has been made shorter
+        elif self._has_own_gate and self.n_held:
+            self._stir_calmly(backend_id)  # who has grown beyond what others came to is expected to end sooner
         program.live_tokens = turn.needed_tokens
         account = self.ledger.account_by_backend[backend_id]
         if account.unit is not CapacityUnit.KV_TOKENS:

@@ -78,9 +78,12 @@ class Books:
         residency = self.residency_by_cache.get(self.cache(backend_id))
         if residency is not None and not residency.lets_in(fill_ratio):
             return False
-        tokens = max(program.context_tokens, turn.needed_tokens) * (2.0 if program.is_paused else 1.0)
+        bound = self.bound_ratio(backend_id, start_ratio)
+        tokens = max(program.context_tokens, turn.needed_tokens)
         own_ratio = tokens / self.ledger.account_by_backend[backend_id].capacity
-        return fill_ratio + self.returning_ratio(backend_id) + own_ratio <= self.bound_ratio(backend_id, start_ratio)
+        if program.is_paused:  # it will be one that returns; a huge one must be able to beside small ones
+            own_ratio = max(own_ratio, min(2.0 * own_ratio, bound / 2.0))
+        return fill_ratio + self.returning_ratio(backend_id) + own_ratio <= bound
 
     def returning_ratio(self, backend_id: BackendId) -> float:
         """Share of the cache that fills once more for a while, with contexts of programs that were away.
@@ -186,6 +189,8 @@ class FootprintGate:
             return True
         if not self._books.keeps(turn, program, backend_id, self._config.footprint_ratio):
             return False
+        if program.is_paused:
+            return True  # what it will come to was weighed when it was let in
         new_tokens = float(max(program.context_tokens, turn.needed_tokens))
         if self._largest(backend_id, members, [new_tokens]) > self.bound_ratio(backend_id):
             return False

@@ -100,6 +100,8 @@ class Program(msgspec.Struct, kw_only=True):
     """Whether the program itself holds a reservation on `backend_id`."""
     is_resident: bool = False
     """Its last answer came from there, and it has had its place since: its context should still be in the cache."""
+    has_found: bool = False
+    """Its context was found once: a program whose prompts never begin alike finds nothing in any cache."""
     answered_at_s: float = 0.0
     """When that came."""
     fill_ratio: float = 0.0

@@ -8,7 +8,7 @@ One program always goes on.
 
 from loadwise.kernel.ids import BackendId
 from loadwise.kernel.pool import BackendHealth
-from loadwise.ledger.residency import Residency
+from loadwise.ledger.residency import LOST_BELOW, Residency
 
 from .admission import Admission
 from .backends import Backends
@@ -45,12 +45,16 @@ class Residing:
             return 0
         if not self._admission.is_gated(backend_id) or not 0 < context_tokens <= prompt_tokens:
             return 0  # a conversation that was made shorter, or began anew
+        found_ratio = min(cached_tokens / context_tokens, 1.0)
+        program.has_found |= found_ratio >= LOST_BELOW
+        if not program.has_found:
+            return 0
         residency, fill_ratio = self._residency(backend_id), self._books.fill_ratio(backend_id)
         program.fill_ratio = fill_ratio
         capacity = self._books.ledger.account_by_backend[backend_id].capacity
         residency.read(
             fill_ratio=max(fill_ratio, filled_ratio),  # what was lost was so at some time since the last answer
-            found_ratio=min(cached_tokens / context_tokens, 1.0),
+            found_ratio=found_ratio,
             n_programs=self._books.n_programs(backend_id),
             grown_ratio=max(tokens_after - context_tokens, 0) / capacity,
         )
