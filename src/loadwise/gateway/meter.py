@@ -74,6 +74,7 @@ class _Collector:
         yield from _turn_families(router)
         yield from _program_families(router, self._turns)
         yield from _backend_families(router, self._turns.host.now_s())
+        yield from _cache_families(router)
         yield from _spending_families(router, self._turns.host.now_s())
         refused = CounterMetricFamily("loadwise_requests_refused", "Requests that became no turn", labels=["status"])
         for status, n in sorted(self._meter.n_refused_by_status.items()):
@@ -140,6 +141,12 @@ def _program_families(router: Router, turns: "Turns") -> Iterator[Metric]:
     table, counts, credit = router.table, router.counts, router.credit
     yield GaugeMetricFamily("loadwise_programs_open", "Programs that take turns", value=table.n_open)
     yield GaugeMetricFamily("loadwise_programs_verifying", "Programs without a verdict", value=len(table.verifying))
+    for name, text in (
+        ("diverts", "Programs that ran on another model than chosen, because they start sooner there"),
+        ("rebinds", "Started programs that were moved because their model's backends were gone"),
+        ("pauses", "Places that were taken back from started programs"),
+    ):
+        yield CounterMetricFamily(f"loadwise_{name}", text, value=getattr(counts, name))
     yield CounterMetricFamily("loadwise_programs_censored", "Programs whose verdict never came", value=counts.censored)
     yield CounterMetricFamily("loadwise_decisions", "Decisions made", value=router.routing.n_decisions)
     yield GaugeMetricFamily("loadwise_decisions_pending", "Decisions unjudged", value=len(credit.pending_by_decision))
@@ -194,6 +201,22 @@ def _spending_families(router: Router, now_s: float) -> Iterator[Metric]:
     yield GaugeMetricFamily("loadwise_promised_usd", text, value=purse.promised_usd)
     text = "Turns refused because the hour's dollars were spent or promised"
     yield CounterMetricFamily("loadwise_budget_refusals", text, value=router.counts.over_budget)
+
+
+def _cache_families(router: Router) -> Iterator[Metric]:
+    """KV caches of which it is learned how full they may be, by `backend:NAME` or `pool:NAME`."""
+    books = router.admission.books
+    shown = {books.cache(b): b for b in router.backends.by_id}
+    fill = GaugeMetricFamily("loadwise_cache_fill_ratio", "Contexts of programs over capacity", labels=["cache"])
+    bound = GaugeMetricFamily("loadwise_cache_bound_ratio", "How full it may be, as learned", labels=["cache"])
+    lost = GaugeMetricFamily("loadwise_cache_lost_ratio", "Late turns that lost their context", labels=["cache"])
+    thrashing = GaugeMetricFamily("loadwise_cache_thrashing", "1 while programs are paused for it", labels=["cache"])
+    for cache, residency in books.residency_by_cache.items():
+        fill.add_metric([cache], books.fill_ratio(shown[cache]))
+        bound.add_metric([cache], residency.bound_ratio)
+        lost.add_metric([cache], residency.lost_share)
+        thrashing.add_metric([cache], float(residency.is_thrashing))
+    yield from (fill, bound, lost, thrashing)
 
 
 def _backend_families(router: Router, now_s: float) -> Iterator[Metric]:
