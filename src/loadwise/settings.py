@@ -18,6 +18,7 @@ import yaml
 
 from loadwise.kernel.errors import ConfigError, Error
 from loadwise.kernel.fact import Fact
+from loadwise.kernel.places import choices_at, value_at
 from loadwise.kernel.pool import BackendSpec, ModelSpec
 from loadwise.kernel.stack import Stack
 from loadwise.kernel.streams import Streams
@@ -336,7 +337,10 @@ def convert(value: Any, kind: type[_T], *, where: str) -> _T:
     try:
         _check_keys(value, kind, where)
         return msgspec.convert(value, kind, strict=True)
-    except (msgspec.ValidationError, RecursionError) as error:  # a YAML alias can hold itself
+    except msgspec.ValidationError as error:
+        text = str(error)
+        raise ConfigError(f"{where}: {text}{value_at(value, text)}{choices_at(kind, text)}") from error
+    except RecursionError as error:  # a YAML alias can hold itself
         raise ConfigError(f"{where}: {error}") from error
     except ConfigError as error:
         raise ConfigError(error.message if error.message.startswith(where) else f"{where}: {error.message}") from error

@@ -228,7 +228,7 @@ def test_what_works_worse_than_it_could_is_a_warning(pages: Pages, backend: Mapp
 def test_capacity_that_is_not_declared_is_assumed_aloud() -> None:
     """The default is named, and what the engine says of itself."""
     found = diagnose(Engine(VLLM), {"kv_tokens": None})
-    assert "declares no capacity: 256 slots are assumed; the engine says kv_tokens: 16000" in texts(found, "note")
+    assert "declares no capacity: the engine's word is taken, kv_tokens 16000" in texts(found, "note")
     assert not found.backends[0].is_capacity_declared
 
 

@@ -22,6 +22,9 @@ def test_a_cell_is_the_pair_whole() -> None:
     hardware = [spec.hardware for spec in specs if isinstance(spec, VllmEngineSpec)]
     assert [h.model for h in hardware if isinstance(h, HardwareSpec)] == ["qwen3.6-27b", "qwen3.5-9b"]
     assert scenario.config.preset == "oracle"
+    declared = {backend.name: backend.kv_tokens for backend in scenario.config.backends}
+    held = {name: e.n_blocks * e.block_tokens for name, e in scenario.engines.items() if isinstance(e, VllmEngineSpec)}
+    assert declared == held, "or slots would be counted, and no gate asked"
 
 
 def test_cells_go_seed_by_seed() -> None:

@@ -7,6 +7,7 @@ from router_host import Host, backend, find, kinds, make_stack
 
 from loadwise.kernel import commands as c
 from loadwise.kernel import events as e
+from loadwise.kernel.errors import ConfigError
 from loadwise.kernel.ids import BackendId, TurnId
 from loadwise.kernel.pool import BackendHealth
 from loadwise.kernel.work import Usage
@@ -736,3 +737,34 @@ def test_the_router_serves_in_the_configured_order():
         h.end_attempt(turn_id)
         order += [d.program_id for d in h.finish(name) if type(d) is c.Dispatch]
     assert order.index("b0") <= 1
+
+
+# --- capacity that is not declared ---
+
+
+def test_an_engines_word_is_taken_while_programs_run():
+    """A busy pool is never empty: what slots hold is counted in tokens at the first reading, and nothing is lost."""
+    h = Host(make_stack(backend("a"), admission=AdmissionConfig(), expected_tokens=1000))
+    for n in range(3):
+        h.arrive(f"p{n}", prompt_tokens=600 * (n + 1))
+    h.arrive("pinned elsewhere", prompt_tokens=50)
+    assert h.router.admission.ledger.unit("a") == "slots"
+    h.after(1.0)
+    h.send(e.SignalsObserved(at_s=h.now_s, backend_id="a", values={"kv_tokens": 10_000.0}, observed_at_s=h.now_s))
+    account = h.router.admission.ledger.account_by_backend["a"]
+    assert (account.unit, account.capacity) == ("kv_tokens", 10_000)
+    assert account.amount_by_key == {"p0": 1000, "p1": 1200, "p2": 1800, "pinned elsewhere": 1000}
+    assert "Dispatch" not in kinds(h.arrive("too much", prompt_tokens=9000))
+    for turn_id in sorted(h.running):
+        h.end_attempt(turn_id)
+    for n in range(3):
+        h.finish(f"p{n}")
+    h.finish("pinned elsewhere")
+    assert list(account.amount_by_key) == list(h.router.admission.ledger.account_by_backend["a"].amount_by_key)
+    assert [h.router.turns[t].program_id for t in h.running] == ["too much"]
+
+
+def test_relief_without_a_ledger_to_relieve_is_refused():
+    """A cap pauses nobody."""
+    with pytest.raises(ConfigError, match="relieves is true under kind 'cap'"):
+        AdmissionConfig(kind="cap", relieves=True)

@@ -149,6 +149,7 @@ class _Examination:
         self.spec = spec
         self.findings: list[Finding] = []
         self._model = config.models[spec.model]
+        self._takes_engine_capacity = config.router.admission.capacity == "engine"
         self._timeout_s = timeout_s
         self._ticker = ticker
         unit, capacity = spec.capacity
@@ -294,7 +295,11 @@ class _Examination:
         key = "slots" if in_slots else "kv_tokens"
         if not report.is_capacity_declared:
             hint = f"; the engine says {key}: {found}" if found is not None else ""
-            self._say("note", f"declares no capacity: {DEFAULT_SLOTS} slots are assumed{hint}")
+            if found is not None and not in_slots and self._takes_engine_capacity:
+                self._learn(capacity=found, capacity_unit=CapacityUnit.KV_TOKENS)
+                self._say("note", f"declares no capacity: the engine's word is taken, kv_tokens {found}")
+            else:
+                self._say("note", f"declares no capacity: {DEFAULT_SLOTS} slots are assumed{hint}")
         elif found is not None and getattr(self.spec, key) is not None and report.capacity > found:
             self._say("warning", f"declares {key} {report.capacity}; the engine has {found}")
 

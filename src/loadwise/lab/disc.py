@@ -31,7 +31,7 @@ from loadwise.sim.vllm_engine import VllmEngineSpec
 from loadwise.sim.world import World
 
 from .disc_forecast import Wait
-from .disc_world import gap_of
+from .disc_world import apart, gap_of, with_capacity
 from .disc_world import read_world as read_world
 from .disc_world import world_names as world_names
 
@@ -193,7 +193,7 @@ def scenario_of(cell: Cell) -> Scenario:
     document["n_programs"] = document["n_programs"] if settings.n_programs is None else settings.n_programs
     if settings.kv_gib is not None:
         _limit_kv(document, cell.world, gap.dear, settings.kv_gib)
-    return _with_capacity(document, cell.world)
+    return with_capacity(document, cell.world)
 
 
 def arrivals_of(cell: Cell) -> dict[str, Any]:
@@ -211,7 +211,7 @@ def _limit_kv(document: dict[str, Any], world: str, dear: str, kv_gib: float) ->
     """Give the dear model's engines so much KV memory."""
     if document.get("gpus"):
         raise ConfigError(f"world {world}: kv_gib is {kv_gib!r}, but its GPUs are shared; gpus.*.kv_gib says it there")
-    scenario = convert_scenario(_apart(document), world)
+    scenario = convert_scenario(apart(document), world)
     for backend in document["pool"]["backends"]:
         spec = scenario.engine_spec(backend["name"])
         if backend["model"] != dear:
@@ -219,26 +219,6 @@ def _limit_kv(document: dict[str, Any], world: str, dear: str, kv_gib: float) ->
         if not isinstance(spec, VllmEngineSpec) or spec.hardware is None:
             raise ConfigError(f"world {world}: kv_gib is {kv_gib!r}, but {backend['name']!r} has no hardware")
         document["engines"][backend["name"]]["num_gpu_blocks"] = int(kv_gib * GIB) // block_bytes_of(spec)
-
-
-def _with_capacity(document: dict[str, Any], name: str) -> Scenario:
-    """Declare what each engine would say of itself: blocks times their size, of a shared memory all of it."""
-    scenario = convert_scenario(_apart(document), name)
-    for backend in document["pool"]["backends"]:
-        engine = scenario.engine_spec(backend["name"])
-        if not isinstance(engine, VllmEngineSpec):
-            raise ConfigError(f"world {name}: engine of {backend['name']!r} is no vllm; what it holds is not known")
-        backend.setdefault("kv_tokens", engine.n_blocks * engine.block_tokens)
-    return convert_scenario(document, name)
-
-
-def _apart(document: dict[str, Any]) -> dict[str, Any]:
-    """The world without shared caches: such a one needs its size, which the engine has yet to say."""
-    backends = [
-        {key: value for key, value in backend.items() if key != "kv_pool" or "kv_tokens" in backend}
-        for backend in document["pool"]["backends"]
-    ]
-    return {**document, "pool": {**document["pool"], "backends": backends}}
 
 
 class Observer:

@@ -19,6 +19,8 @@ import msgspec
 from loadwise.kernel.errors import ConfigError
 from loadwise.kernel.fact import Fact
 from loadwise.settings import parse_yaml
+from loadwise.sim.scenario import Scenario, convert_scenario
+from loadwise.sim.vllm_engine import VllmEngineSpec
 
 _BESIDE = ("gap", "caps", "state_tokens")
 _NEEDED = ("pool", "engines", "workload", "truth", "n_programs")
@@ -143,3 +145,23 @@ def _check_caps(document: dict[str, Any], world: str, models: tuple[str, str]) -
     tokens = document["state_tokens"]
     if not isinstance(tokens, int | float) or isinstance(tokens, bool) or not (math.isfinite(tokens) and tokens >= 0):
         raise ConfigError(f"world {world}: state_tokens is {tokens!r}; it must be a finite number >= 0")
+
+
+def with_capacity(document: dict[str, Any], name: str) -> Scenario:
+    """Declare what each engine would say of itself: blocks times their size, of a shared memory all of it."""
+    scenario = convert_scenario(apart(document), name)
+    for backend in document["pool"]["backends"]:
+        engine = scenario.engine_spec(backend["name"])
+        if not isinstance(engine, VllmEngineSpec):
+            raise ConfigError(f"world {name}: engine of {backend['name']!r} is no vllm; what it holds is not known")
+        backend.setdefault("kv_tokens", engine.n_blocks * engine.block_tokens)
+    return convert_scenario(document, name)
+
+
+def apart(document: dict[str, Any]) -> dict[str, Any]:
+    """The world without shared caches: such a one needs its size, which the engine has yet to say."""
+    backends = [
+        {key: value for key, value in backend.items() if key != "kv_pool" or "kv_tokens" in backend}
+        for backend in document["pool"]["backends"]
+    ]
+    return {**document, "pool": {**document["pool"], "backends": backends}}

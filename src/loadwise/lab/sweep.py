@@ -19,9 +19,10 @@ from loadwise import __version__
 from loadwise.kernel.errors import ConfigError
 from loadwise.settings import preset_names
 from loadwise.sim.compiled import HAS_NUMBA
-from loadwise.sim.scenario import Scenario, convert_scenario
+from loadwise.sim.scenario import Scenario
 from loadwise.sim.simulate import simulate
 
+from .disc_world import with_capacity
 from .report import commit, machine
 
 LOADS = (8, 16, 32, 48, 64, 96)
@@ -83,7 +84,7 @@ def scenario_of(cell: Cell) -> Scenario:
         "truth": {"success": {"qwen3.6-27b": {"*": 0.5}, "qwen3.5-9b": {"*": 0.3}}},
         "verdicts": {"source": "agent", "delay_s": {"exponential": 30}},
     }
-    return convert_scenario(document, "sweep")
+    return with_capacity(document, "sweep")
 
 
 def run_cell(cell: Cell) -> Outcome:

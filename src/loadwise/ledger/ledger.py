@@ -84,6 +84,28 @@ class Ledger:
         else:
             account.capacity, account.pool = capacity, pool
 
+    def recount(self, backend_id: str, unit: CapacityUnit, capacity: int, amount_by_key: dict[str, int]) -> None:
+        """Count an account in another unit from now on.
+
+        Args:
+            amount_by_key: what each that holds something there holds in that unit.
+
+        Raises:
+            LawBroken: L4, others hold something than are given amounts.
+        """
+        account = self.account_by_backend[backend_id]
+        if account.amount_by_key.keys() != amount_by_key.keys():
+            raise LawBroken(
+                "L4", f"backend {backend_id!r} is counted in {unit}, but not for all that hold {account.unit}"
+            )
+        self.account_by_backend[backend_id] = Account(
+            unit=unit,
+            capacity=capacity,
+            pool=account.pool,
+            amount_by_key=dict(amount_by_key),
+            reserved=sum(amount_by_key.values()),
+        )
+
     def members(self, backend_id: str) -> list[str]:
         """Backends whose promises fill the same KV cache, itself among them."""
         pool = self.account_by_backend[backend_id].pool

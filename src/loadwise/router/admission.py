@@ -61,6 +61,8 @@ class Admission:
         self.books = Books(self.ledger)
         self.gate = make_gate(config.admission, self.books)
         self.order_by_model: dict[ModelId, Order] = {}
+        self.turns: Mapping[TurnId, Turn] = {}
+        """Open turns, of the desk."""
         self.books.order_by_model = self.order_by_model
         self.n_held = 0
         self.is_stirred = False
@@ -508,15 +510,28 @@ class Admission:
             self._stir_calmly(backend_id)
 
     def _take_capacity(self, backend_id: BackendId, kv_tokens: float | None) -> None:
-        """Count in the engine's own KV tokens, as soon as nothing is held in another unit."""
+        """Count in the engine's own KV tokens, also what is held there in another unit."""
         account = self.ledger.account_by_backend[backend_id]
         if kv_tokens is None or not 1.0 <= kv_tokens <= CAPACITY_MAX:
             return
         if account.unit is CapacityUnit.KV_TOKENS and account.capacity == int(kv_tokens):
             return
-        if account.unit is CapacityUnit.KV_TOKENS or not account.amount_by_key:
+        if account.unit is CapacityUnit.KV_TOKENS:
             self.ledger.add(backend_id, CapacityUnit.KV_TOKENS, int(kv_tokens))
-            self.stir(backend_id)
+        else:
+            amounts = {key: self._tokens_of(key, backend_id) for key in account.amount_by_key}
+            self.ledger.recount(backend_id, CapacityUnit.KV_TOKENS, int(kv_tokens), amounts)
+        self.stir(backend_id)
+
+    def _tokens_of(self, key: str, backend_id: BackendId) -> int:
+        """What a program or a turn that has a place there would have reserved of KV tokens."""
+        program = self.books.programs.get(ProgramId(key))
+        turn_ids = [TurnId(int(key.removeprefix(TURN_KEY_PREFIX)))] if program is None else program.open_turns
+        tokens = max((self.turns[t].needed_tokens for t in turn_ids if t in self.turns), default=0)
+        if program is not None:
+            expected_tokens = self.demand_by_model[self.books.model_by_backend[backend_id]].expected_tokens
+            tokens = max(tokens, program.tokens, expected_tokens) + self.books.overhead_tokens(backend_id)
+        return tokens
 
     # --- laws ---
 

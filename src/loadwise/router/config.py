@@ -175,6 +175,8 @@ class AdmissionConfig(Fact, frozen=True, kw_only=True):
     pause: PauseConfig = PauseConfig()
 
     def __post_init__(self) -> None:
+        if self.relieves and self.kind not in ("ledger", "footprint"):
+            raise ConfigError(f"router.admission.relieves is true under kind {self.kind!r}; it goes with 'ledger'")
         for name in ("footprint_ratio", "call_ratio"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and 0.0 < value <= 1.0):

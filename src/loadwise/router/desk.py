@@ -68,6 +68,7 @@ class Desk:
         self.admission.books.programs = self.table.by_id
         self.turns: dict[TurnId, Turn] = {}
         """Open turns."""
+        self.admission.turns = self.turns
         self.called_off: dict[TurnId, CalledOff] = {}
         """Attempts taken back whose end has not been told yet, oldest first; `CALLED_OFF_MAX` at most."""
         self.asked: dict[DecisionId, ProgramId] = {}

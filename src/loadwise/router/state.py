@@ -158,7 +158,7 @@ def _load_tables(desk: Desk, state: RouterState) -> None:
     desk.pacing.load(state.pacing)
     desk.spending.load(state.spending)
     desk.agenda.load(state.agenda)
-    desk.turns = {turn.turn_id: turn for turn in state.turns}
+    desk.turns = desk.admission.turns = {turn.turn_id: turn for turn in state.turns}
     desk.called_off = {TurnId(turn_id): called_off for turn_id, called_off in state.called_off}
     table = desk.table
     table.by_id = {program.program_id: program for program in state.programs}

@@ -5,7 +5,6 @@ ones, and nothing is guessed.
 """
 
 import math
-import re
 from collections.abc import Callable
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -16,6 +15,7 @@ import msgspec
 
 from loadwise.kernel.errors import ConfigError
 from loadwise.kernel.fact import Fact
+from loadwise.kernel.places import choices_at, value_at
 from loadwise.kernel.pool import BackendSpec, ModelSpec
 from loadwise.kernel.streams import Streams
 from loadwise.settings import Config, parse_config, parse_yaml, require_unicode
@@ -296,7 +296,7 @@ def convert_scenario(document: dict[str, Any], name: str = "scenario") -> Scenar
         whole = _with_preset(document)
         return msgspec.convert(whole, Scenario)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{name}: {error}{_found(document, str(error))}{_valid_keys(str(error))}") from error
+        raise ConfigError(f"{name}: {error}{_shown(document, str(error))}") from error
     except ConfigError as error:
         place = place_of(whole, Scenario)
         raise ConfigError(f"{name}: {place}: {error}" if place else f"{name}: {error}") from error
@@ -338,26 +338,8 @@ def _with_preset(document: dict[str, Any]) -> dict[str, Any]:
     return document | {"workload": read_preset(str(workload["preset"])) | said}
 
 
-def _found(document: Any, message: str) -> str:
-    """The value at the place that a message names, for its end; nothing where the place is not unique or is missing."""
-    if "at `$" not in message or "missing required field" in message or "unknown field" in message:
-        return ""
-    values = [document]
-    for name, index in re.findall(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]", message.rsplit("at `$", 1)[-1].rstrip("`")):
-        values = [inner for value in values for inner in _inside(value, name or index)]
-    if len(values) != 1:
-        return ""
-    text = repr(values[0])
-    return f"; it is {text if len(text) <= 80 else text[:77] + '...'}"
-
-
-def _inside(value: Any, key: str) -> list[Any]:
-    """What lies at a key of a mapping or a list; `...` is every key of a mapping."""
-    if isinstance(value, list):
-        return [value[int(key)]] if key.isdigit() and int(key) < len(value) else []
-    if isinstance(value, dict):
-        return list(value.values()) if key == "..." else [value[key]] if key in value else []
-    return []
+def _shown(document: dict[str, Any], message: str) -> str:
+    return value_at(document, message) + choices_at(Scenario, message) + _valid_keys(message)
 
 
 def _valid_keys(message: str) -> str:
