@@ -24,6 +24,7 @@ def test_a_story_tells_events_and_commands_in_order(tmp_path: Path) -> None:
     assert [(line.sequence, line.kind, line.is_command) for line in lines] == [
         (14, "turn_arrived", False),
         (14, "record_decision", True),
+        (14, "held", False),
         (15, "timer_fired", False),
         (15, "dispatch", True),
         (16, "attempt_ended", False),
@@ -33,10 +34,11 @@ def test_a_story_tells_events_and_commands_in_order(tmp_path: Path) -> None:
         (18, "record_credit", True),
         (18, "archive", True),
     ]
-    assert [line.at_s for line in lines][::3] == [8.0, 9.5, 10.0, 11.0]
+    assert [line.at_s for line in lines] == [8.0] * 3 + [9.5] * 2 + [10.0] * 3 + [11.0] * 3
     text = render_story(lines)
     assert "14      8.000000 s  turn_arrived: turn 2 of p2 for auto, about 100 tokens" in text
-    assert "15      9.500000 s    -> dispatch: attempt 1 of turn 2 to " in text
+    assert "14      8.000000 s    -> held: turn 2 waits, no backend of large had room" in text
+    assert "15      9.500000 s    -> dispatch: attempt 1 of turn 2 to large-0 (large), dispatched after 1.500 s" in text
     assert "attempt 1 of turn 2 completed, 100+20 tokens (0 cached)" in text
     assert "verdict_arrived: pass by exact" in text
 

@@ -1,15 +1,14 @@
 """What `why` says of a choice."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from loadwise.journal.explain import CandidateExplained, DecisionExplained, Explanation, render_why
 
 
-def said(reason: str, scores: dict[str, float | None], chosen: str) -> str:
-    """What is said of one decision."""
-    candidates = tuple(
-        CandidateExplained(candidate=name, is_chosen=name == chosen, score=score) for name, score in scores.items()
-    )
+def explained(candidates: Sequence[CandidateExplained], chosen: str = "b", reason: str = "policy") -> Explanation:
+    """A program with one decision."""
     decision = DecisionExplained(
         decision_id=1,
         sequence=1,
@@ -20,9 +19,17 @@ def said(reason: str, scores: dict[str, float | None], chosen: str) -> str:
         context=(),
         chosen=chosen,
         reason=reason,
-        candidates=candidates,
+        candidates=tuple(candidates),
     )
-    return render_why(Explanation(program_id="p", arrived_at_s=0.0, decisions=(decision,), n_turns=1))
+    return Explanation(program_id="p", arrived_at_s=0.0, decisions=(decision,), n_turns=1)
+
+
+def said(reason: str, scores: dict[str, float | None], chosen: str) -> str:
+    """What is said of one decision."""
+    candidates = [
+        CandidateExplained(candidate=name, is_chosen=name == chosen, score=score) for name, score in scores.items()
+    ]
+    return render_why(explained(candidates, chosen, reason))
 
 
 def test_an_explored_choice_is_called_so() -> None:
@@ -44,3 +51,17 @@ def test_an_explored_choice_is_called_so() -> None:
 def test_nothing_else_is_called_explored(reason: str, scores: dict[str, float | None], chosen: str) -> None:
     """The best score, a tie, no score at all, or a choice that was not the policy's."""
     assert "explored" not in said(reason, scores, chosen)
+
+
+@pytest.mark.parametrize(
+    ("wait", "text"),
+    [
+        ({"wait_s": 77.8, "wait_low_s": 40.0, "wait_high_s": 130.0}, "b: wait 77.8 s (40 to 130), 0 running"),
+        ({"wait_s": 77.8}, "b: wait 77.8 s, 0 running"),
+        ({}, "b: 0 running"),
+    ],
+)
+def test_a_forecast_wait_is_told_with_its_interval(wait: dict[str, float], text: str) -> None:
+    """As far as it was recorded: an older journal has no interval, and a candidate may have no forecast."""
+    candidate = CandidateExplained(candidate="b", is_chosen=True, **wait)
+    assert text in render_why(explained([candidate]))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from loadwise.kernel.commands import (
     Archive,
@@ -10,6 +11,7 @@ from loadwise.kernel.commands import (
     Command,
     Dispatch,
     EndTurn,
+    ProgramRecord,
     RecordCredit,
     RecordDecision,
     RecordPropensities,
@@ -26,11 +28,24 @@ from loadwise.kernel.events import (
     TurnArrived,
     VerdictArrived,
 )
+from loadwise.kernel.ids import ProgramId
+from loadwise.kernel.stack import Stack
+from loadwise.router.machine import Router
 
 from . import files
 from .entry import Entry, digest_commands
 from .reader import Reader
-from .regenerate import MakeMachine, from_begin, from_snapshot
+from .regenerate import MakeMachine, Regeneration, from_begin, from_snapshot
+
+
+class Concern(NamedTuple):
+    """One entry that concerns a program: by its event, by its commands, or by both."""
+
+    entry: Entry
+    commands: list[Command]
+    """Those that concern the program; of the entry's others nothing is said."""
+    is_own: bool
+    """Whether the event is the program's. If not, it may be another program's, and only the commands are this one's."""
 
 
 class Concerning:
@@ -43,10 +58,11 @@ class Concerning:
         self._turn_ids: set[int] = set()
         self._decision_ids: set[int] = set()
         self._is_open = False
+        self._run: Regeneration | None = None
         self.is_exact = True
         """False once the regenerated commands were not those recorded."""
 
-    def __iter__(self) -> Iterator[tuple[Entry, list[Command]]]:
+    def __iter__(self) -> Iterator[Concern]:
         first, last = self._find()
         found = False
         for segment_number, entry, commands in self._steps(first):
@@ -56,11 +72,28 @@ class Concerning:
             ours = [c for c in commands if self._is_ours_command(c)]
             if is_ours or ours:
                 found = True
-                yield entry, ours
+                yield Concern(entry, ours, is_ours)
             if segment_number > last and not self._is_open:
                 break
         if not found:
             raise UnknownProgram(f"journal {str(self._path)!r} knows no program {self._program_id!r}", param="program")
+
+    @property
+    def is_remembered(self) -> bool | None:
+        """Whether the router remembers the program after what was read; None where there is no router to ask."""
+        router = self._router()
+        return None if router is None else self._program_id in router.table.by_id
+
+    def record(self) -> ProgramRecord | None:
+        """The program as the router remembers it after what was read; None where it does not, or there is none."""
+        router = self._router()
+        program = None if router is None else router.table.by_id.get(ProgramId(self._program_id))
+        return None if program is None else program.record()
+
+    def _router(self) -> Router | None:
+        machine = None if self._run is None else self._run.machine
+        machines = machine.machine_by_name.values() if isinstance(machine, Stack) else ()
+        return next((one for one in machines if isinstance(one, Router)), None)
 
     def _find(self) -> tuple[int, int]:
         """The first and the last segment whose bytes name the program: the others need not be decoded."""
@@ -84,6 +117,7 @@ class Concerning:
             run = from_snapshot(self._path, self._make_machine, [], newest=first)
         else:
             run = from_begin(self._path, self._make_machine)
+        self._run = run
         for entry, commands in run.steps():
             yield run.segment_number, entry, commands
 
@@ -112,7 +146,12 @@ class Concerning:
                     return False
                 self._decision_ids.add(command.decision_id)
                 return True
-            case Dispatch() | Verify() | RecordCredit():
+            case Dispatch():
+                if command.program_id != self._program_id:
+                    return False
+                self._turn_ids.add(command.turn_id)  # where the journal's begin is gone, its arrival is not there
+                return True
+            case Verify() | RecordCredit():
                 return command.program_id == self._program_id
             case RecordPropensities():
                 return command.decision_id in self._decision_ids

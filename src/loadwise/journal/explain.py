@@ -1,7 +1,8 @@
 """Why a program ran where it ran: its decision, what that rested on, and what came of it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -16,12 +17,21 @@ from loadwise.kernel.commands import (
     RecordDecision,
     RecordPropensities,
 )
-from loadwise.kernel.events import ProgramEnded, TurnArrived, VerdictArrived
+from loadwise.kernel.events import (
+    AttemptEnded,
+    Event,
+    HostRestarted,
+    ProgramEnded,
+    TurnAbandoned,
+    TurnArrived,
+    VerdictArrived,
+)
 from loadwise.kernel.fact import Fact
-from loadwise.kernel.work import EndReason, TurnOutcome, Verdict
+from loadwise.kernel.work import AttemptOutcome, EndReason, ProgramState, TurnOutcome, Verdict
 from loadwise.policy.picking import TIE_RATIO
+from loadwise.router.program import OPEN_STATES
 
-from .concern import Concerning
+from .concern import Concern, Concerning
 from .entry import Entry
 from .regenerate import MakeMachine, recorded_machine
 
@@ -95,6 +105,9 @@ class Explanation(Fact, frozen=True, kw_only=True):
     backend_ids: tuple[str, ...] = ()
     wait_s: float | None = None
     """Seconds its turns were held by us; None where the commands were not regenerated."""
+    state: ProgramState | None = None
+    """Where it stands after the last entry, or when it left memory; None where the commands were not regenerated, and
+    for a program that was forgotten because it never got an answer."""
     end_reason: EndReason | None = None
     ended_at_s: float | None = None
     verdicts: tuple[Verdict, ...] = ()
@@ -126,9 +139,25 @@ def why(path: str | Path, program_id: str, make_machine: MakeMachine | None = re
     """
     told = _Told(has_commands=make_machine is not None)
     concerning = Concerning(Path(path), program_id, make_machine)
-    for entry, commands in concerning:
-        told.hear(entry, commands)
-    return told.explanation(program_id, is_exact=concerning.is_exact)
+    for concern in concerning:
+        told.hear(concern)
+    return told.explanation(program_id, concerning)
+
+
+class _End(NamedTuple):
+    """How and when a program ended."""
+
+    reason: EndReason | None
+    at_s: float | None
+
+
+_LEFT_AS = {
+    TurnOutcome.REJECTED: EndReason.REJECTED,
+    TurnOutcome.EVICTED: EndReason.REJECTED,
+    TurnOutcome.FAILED: EndReason.FAILED,
+    TurnOutcome.CANCELLED: EndReason.CANCELLED,
+}
+"""The end of a program that was forgotten, by that of its last turn."""
 
 
 class _Told:
@@ -144,31 +173,51 @@ class _Told:
         self._has_commands = has_commands
         self._n_turns = 0
         self._arrived_at_s: float | None = None
-        self._end: ProgramEnded | None = None
+        self._end: _End | None = None
+        """By the events alone, which know nothing of ends that only time brings."""
+        self._left: _End | None = None
+        """How the last turn ended without an answer, for a program that is forgotten thereby."""
+        self._final_turn_ids: set[int] = set()
         self._credits: dict[int, RecordCredit] = {}
         """By decision the last one."""
         self._n_corrections = 0
         self._record: ProgramRecord | None = None
         self._refusals: list[str] = []
 
-    def hear(self, entry: Entry, commands: Sequence[Command]) -> None:
-        event = entry.event
+    def hear(self, concern: Concern) -> None:
+        """Take one entry. What happened to others is not this program's, whatever it led to."""
+        entry, commands, is_own = concern
         if self._arrived_at_s is None:
-            self._arrived_at_s = event.at_s
+            self._arrived_at_s = entry.event.at_s
+        if is_own:
+            self._hear_event(entry.event)
+        for command in commands:
+            self._hear_command(entry, command)
+
+    def _hear_event(self, event: Event) -> None:
         match event:
             case TurnArrived():
                 self._n_turns += 1
+                self._left = None
+                if event.is_final:
+                    self._final_turn_ids.add(event.turn_id)
+            case AttemptEnded(outcome=AttemptOutcome.COMPLETED):
+                if event.turn_id in self._final_turn_ids:
+                    self._end = self._end or _End(EndReason.FINAL, event.at_s)
+            case AttemptEnded(outcome=AttemptOutcome.CANCELLED) | TurnAbandoned() | HostRestarted():
+                self._left = _End(EndReason.CANCELLED, event.at_s)
             case ProgramEnded():
-                self._end = self._end or event
+                self._end = self._end or _End(event.reason, event.at_s)
             case VerdictArrived():
                 self._verdicts.append(event.verdict)
-        for command in commands:
-            self._hear_command(entry, command)
+                self._end = self._end or _End(EndReason.VERDICT, event.at_s)
 
     def _hear_command(self, entry: Entry, command: Command) -> None:
         match command:
             case RecordDecision():
                 self._decisions.append(_explain(entry, command))
+                if command.reason == ESCALATION:
+                    self._end = None  # it is open again
             case Dispatch():
                 if command.decision_id is not None:
                     self._dispatched.add(command.decision_id)
@@ -183,11 +232,15 @@ class _Told:
                 self._credits[command.decision_id] = command
             case Archive():
                 self._record = command.program
-            case EndTurn(outcome=TurnOutcome.REJECTED):
-                self._refusals.append(f"turn {command.turn_id}: {command.status} {command.code}, {command.message}")
+            case EndTurn():
+                self._left = _End(_LEFT_AS.get(command.outcome), entry.event.at_s)
+                if command.outcome is TurnOutcome.REJECTED:
+                    self._refusals.append(f"turn {command.turn_id}: {command.status} {command.code}, {command.message}")
 
-    def explanation(self, program_id: str, *, is_exact: bool) -> Explanation:
-        record, end = self._record, self._end
+    def explanation(self, program_id: str, concerning: Concerning) -> Explanation:
+        """All of it together, after the last entry."""
+        record = concerning.record() or self._record
+        end = self._ending(record, is_forgotten=record is None and concerning.is_remembered is False)
         credit = self._credits[max(self._credits)] if self._credits else None
         if credit is not None and credit.is_withdrawn:
             credit = None
@@ -198,8 +251,9 @@ class _Told:
             n_turns=self._n_turns,
             backend_ids=tuple(self._backend_ids),
             wait_s=sum(self._wait_by_turn.values()) if self._has_commands else None,
-            end_reason=end.reason if end is not None else record.end_reason if record is not None else None,
-            ended_at_s=end.at_s if end is not None else record.ended_at_s if record is not None else None,
+            state=record.state if record is not None else None,
+            end_reason=end.reason,
+            ended_at_s=end.at_s,
             verdicts=tuple(self._verdicts),
             success=credit.success if credit is not None else None,
             cost_usd=credit.cost_usd if credit is not None else record.cost_usd if record is not None else None,
@@ -207,9 +261,20 @@ class _Told:
             credits=tuple(_credited(one) for _, one in sorted(self._credits.items()) if not one.is_withdrawn),
             n_corrections=self._n_corrections,
             refusals=tuple(self._refusals),
-            record=record,
-            is_exact=is_exact,
+            record=self._record,
+            is_exact=concerning.is_exact,
         )
+
+    def _ending(self, record: ProgramRecord | None, *, is_forgotten: bool) -> _End:
+        """How it ended: by the router's word, which alone knows of ends that time brought; else by the events."""
+        by_events = self._left if is_forgotten else self._end
+        if record is None:
+            return by_events or _End(None, None)
+        if record.state in OPEN_STATES:
+            return _End(None, None)
+        if record.ended_at_s is None and by_events is not None:
+            return by_events
+        return _End(record.end_reason, record.ended_at_s)
 
     def _marked(self, decision: DecisionExplained) -> DecisionExplained:
         """Whether an offered attempt was taken: by the archived record, else by whether a turn was sent out."""
@@ -325,11 +390,11 @@ def _decision_lines(decision: DecisionExplained) -> Iterator[str]:
         mark = "*" if candidate.is_chosen else " "
         numbers = (
             f"{name} {_number(getattr(candidate, name))}"
-            for name in ("score", "mean", "width", "propensity", "headroom_ratio", "expected_success", "wait_s")
+            for name in ("score", "mean", "width", "propensity", "headroom_ratio", "expected_success")
             if getattr(candidate, name) is not None
         )
         load = f"{candidate.n_running} running, {candidate.n_held} held"
-        yield f"  {mark} {candidate.candidate}: {', '.join((*numbers, load))}"
+        yield f"  {mark} {candidate.candidate}: {', '.join((*numbers, *_wait(candidate), load))}"
         for signal in candidate.signals:
             yield f"      {signal.name} = {_number(signal.value)}, {signal.age_s:.3f} s old"
     best = _better_scored(decision)
@@ -337,6 +402,15 @@ def _decision_lines(decision: DecisionExplained) -> Iterator[str]:
         yield f"    explored: {best} has the higher score"
     for model in decision.unaffordable:
         yield f"    {model}: left out, the budget of dollars per hour does not allow it now"
+
+
+def _wait(candidate: CandidateExplained) -> Iterator[str]:
+    """The forecast of its wait, with the ends of its 80 % interval where those were recorded."""
+    if candidate.wait_s is None:
+        return
+    ends = (candidate.wait_low_s, candidate.wait_high_s)
+    interval = "" if ends == (None, None) else f" ({_number(ends[0])} to {_number(ends[1])})"
+    yield f"wait {_number(candidate.wait_s)} s{interval}"
 
 
 def _better_scored(decision: DecisionExplained) -> str | None:

@@ -1,4 +1,8 @@
-"""One program's life, told from the journal: what happened, what was done about it, when."""
+"""One program's life, told from the journal: what happened, what was done about it, when.
+
+An entry is part of a story because of its event or because of its commands. Where the event is another program's, the
+commands that concern this one are told alone, with what occasioned them.
+"""
 
 import re
 from collections.abc import Sequence
@@ -35,7 +39,8 @@ from loadwise.kernel.events import (
 )
 from loadwise.kernel.fact import Fact
 
-from .concern import Concerning
+from .concern import Concern, Concerning
+from .held import Held, HeldTurn
 from .regenerate import MakeMachine, recorded_machine
 
 
@@ -45,9 +50,11 @@ class StoryLine(Fact, frozen=True, kw_only=True):
     sequence: int
     at_s: float
     kind: str
-    """Name of the event or command, in snake case."""
+    """Name of the event or command, in snake case; `held` where neither of them sent a turn out."""
     text: str
     is_command: bool = False
+    occasion: str = ""
+    """Of a command: what happened elsewhere that led to it, where that was no event of this program."""
 
 
 def story(
@@ -62,26 +69,50 @@ def story(
         UnknownProgram: no entry names it.
         JournalError: a missing or damaged journal.
     """
+    held = Held()
     lines: list[StoryLine] = []
-    for entry, commands in Concerning(Path(path), program_id, make_machine):
-        at_s = entry.event.at_s
-        lines.append(_line(entry.sequence, at_s, entry.event, _event_text(entry.event)))
-        lines += (_line(entry.sequence, at_s, c, _command_text(c), is_command=True) for c in commands)
+    for concern in Concerning(Path(path), program_id, make_machine):
+        lines += _entry_lines(concern)
+        if make_machine is not None:
+            lines += (_held_line(concern, turn) for turn in held.after(concern))
     return tuple(lines)
 
 
 def render_story(lines: Sequence[StoryLine]) -> str:
-    """A story as text: sequence, instant, what; commands are indented under their event."""
+    """A story as text: sequence, instant, what; what an entry led to is indented under its first line."""
     width = max((len(str(line.sequence)) for line in lines), default=1)
-    return "\n".join(
-        f"{line.sequence:>{width}}  {line.at_s:12.6f} s  {'  -> ' if line.is_command else ''}{line.kind}: {line.text}"
-        for line in lines
-    )
+    rows: list[str] = []
+    before: StoryLine | None = None
+    for line in lines:
+        is_first = before is None or before.sequence != line.sequence
+        occasion = f" (when {line.occasion})" if is_first and line.occasion else ""
+        indent = "" if is_first else "  -> "
+        rows.append(f"{line.sequence:>{width}}  {line.at_s:12.6f} s  {indent}{line.kind}: {line.text}{occasion}")
+        before = line
+    return "\n".join(rows)
 
 
-def _line(sequence: int, at_s: float, fact: Event | Command, text: str, *, is_command: bool = False) -> StoryLine:
+def _entry_lines(concern: Concern) -> list[StoryLine]:
+    entry = concern.entry
+    sequence, event = entry.sequence, entry.event
+    others = "" if concern.is_own else _others_text(event)
+    lines = [] if others else [_line(sequence, event.at_s, event, _event_text(event))]
+    for command in concern.commands:
+        text = _command_text(command)
+        lines.append(_line(sequence, event.at_s, command, text, is_command=True, occasion=others))
+    return lines
+
+
+def _held_line(concern: Concern, turn: HeldTurn) -> StoryLine:
+    text = f"turn {turn.turn_id} waits, {turn.waits_for}"
+    return StoryLine(sequence=concern.entry.sequence, at_s=concern.entry.event.at_s, kind="held", text=text)
+
+
+def _line(
+    sequence: int, at_s: float, fact: Event | Command, text: str, *, is_command: bool = False, occasion: str = ""
+) -> StoryLine:
     kind = re.sub(r"(?<!^)(?=[A-Z])", "_", type(fact).__name__).lower()
-    return StoryLine(sequence=sequence, at_s=at_s, kind=kind, text=text, is_command=is_command)
+    return StoryLine(sequence=sequence, at_s=at_s, kind=kind, text=text, is_command=is_command, occasion=occasion)
 
 
 def _event_text(event: Event) -> str:
@@ -112,6 +143,24 @@ def _attempt_text(event: AttemptEnded) -> str:
     return f"attempt {event.attempt} of turn {event.turn_id} {event.outcome}{status}, {tokens}{detail}"
 
 
+def _others_text(event: Event) -> str:
+    """What happened to another program; empty for events that are nobody's."""
+    match event:
+        case TurnArrived():
+            return "a turn of another program arrived"
+        case AttemptEnded():
+            return "an attempt of another program ended"
+        case TurnAbandoned():
+            return "the client of another program left"
+        case ProgramEnded():
+            return "another program ended"
+        case VerdictArrived():
+            return "another program was judged"
+        case SelectorAnswered():
+            return "the selector answered for another program"
+    return ""
+
+
 def _cause_text(event: Event) -> str:
     """An event that concerns no program by itself; it is told because of what it led to."""
     match event:
@@ -134,7 +183,8 @@ def _command_text(command: Command) -> str:
     match command:
         case Dispatch():
             to = f"to {command.backend_id} ({command.model})"
-            return f"attempt {command.attempt} of turn {command.turn_id} {to} after {command.wait_s:.3f} s"
+            when = f"dispatched after {command.wait_s:.3f} s of waiting" if command.wait_s else "dispatched at once"
+            return f"attempt {command.attempt} of turn {command.turn_id} {to}, {when}"
         case CancelAttempt():
             return f"attempt {command.attempt} of turn {command.turn_id}"
         case EndTurn():

@@ -1,0 +1,94 @@
+"""Which turns of a program are held, and what they wait for, as far as its entries tell.
+
+No event says that a turn is held: it is what is left where a turn arrived, or an attempt failed, and the commands
+neither sent it out nor ended it.
+"""
+
+from collections.abc import Iterator
+
+from loadwise.kernel.commands import AskSelector, Command, Dispatch, EndTurn, RecordDecision
+from loadwise.kernel.events import AUTO, AttemptEnded, Event, HostRestarted, TurnAbandoned, TurnArrived
+from loadwise.kernel.fact import Fact
+from loadwise.kernel.work import AttemptOutcome
+
+from .concern import Concern
+
+
+class HeldTurn(Fact, frozen=True, kw_only=True):
+    """A turn that waits, and for what."""
+
+    turn_id: int
+    waits_for: str
+
+
+class Held:
+    """Follows the open turns of one program."""
+
+    def __init__(self) -> None:
+        self._pinned: dict[int, str] = {}
+        """Open turns, and the model that each asked for."""
+        self._attempt_by_turn: dict[int, int] = {}
+        """Those that run."""
+        self._told: dict[int, str] = {}
+        self._model: str | None = None
+        self._is_asked = False
+        self._is_kept = False
+        """Whether it stays the same program when no turn of it is open."""
+
+    def after(self, concern: Concern) -> Iterator[HeldTurn]:
+        """The turns that wait since this entry, or that wait for something else since."""
+        if concern.is_own:
+            self._hear_event(concern.entry.event)
+        for command in concern.commands:
+            self._hear_command(command)
+        if not self._pinned and not self._is_kept:
+            self._model, self._is_asked = None, False  # it never got an answer and is forgotten; the next is a new one
+        for turn_id, pinned in self._pinned.items():
+            waits_for = self._waits_for(pinned)
+            if turn_id not in self._attempt_by_turn and self._told.get(turn_id) != waits_for:
+                self._told[turn_id] = waits_for
+                yield HeldTurn(turn_id=turn_id, waits_for=waits_for)
+
+    def _waits_for(self, pinned: str) -> str:
+        if self._model is not None:
+            return f"no backend of {self._model if pinned == AUTO else pinned} had room"
+        return "the selector was asked for a model" if self._is_asked else "its program may not start yet"
+
+    def _hear_event(self, event: Event) -> None:
+        match event:
+            case TurnArrived():
+                self._pinned.setdefault(event.turn_id, event.model)
+            case AttemptEnded():
+                self._end_attempt(event)
+            case TurnAbandoned():
+                self._close(event.turn_id)
+            case HostRestarted():
+                self._is_kept |= self._model is not None
+                for turn_id in list(self._pinned):
+                    self._close(turn_id)
+
+    def _end_attempt(self, event: AttemptEnded) -> None:
+        if self._attempt_by_turn.get(event.turn_id) != event.attempt:
+            return  # of an attempt that was taken back
+        del self._attempt_by_turn[event.turn_id]
+        self._told.pop(event.turn_id, None)
+        if event.outcome in (AttemptOutcome.COMPLETED, AttemptOutcome.CANCELLED):
+            self._is_kept |= event.outcome is AttemptOutcome.COMPLETED
+            self._close(event.turn_id)
+
+    def _hear_command(self, command: Command) -> None:
+        match command:
+            case RecordDecision():
+                self._model = command.chosen
+            case AskSelector():
+                self._is_asked = True
+            case Dispatch():
+                self._model = self._model or command.model  # its decision may lie before the journal's begin
+                self._attempt_by_turn[command.turn_id] = command.attempt
+                self._told.pop(command.turn_id, None)
+            case EndTurn():
+                self._close(command.turn_id)
+
+    def _close(self, turn_id: int) -> None:
+        for turns in (self._pinned, self._attempt_by_turn, self._told):
+            turns.pop(turn_id, None)
