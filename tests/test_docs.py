@@ -62,6 +62,16 @@ def test_every_policy_and_command_is_documented() -> None:
     assert [name for name in SUMMARY_BY_COMMAND if name not in readme] == []
 
 
+def test_every_metric_is_documented() -> None:
+    """Each name on the page of the gateway stands in a document, a counter with the suffix that Prometheus sees."""
+    source = (ROOT / "src/loadwise/gateway/meter.py").read_text()
+    families = re.findall(r'(Counter|Gauge|Summary)MetricFamily\(\s*"(loadwise_\w+)"', source)
+    assert len(families) > 25
+    names = {f"{name}_total" if kind == "Counter" else name for kind, name in families}
+    text = "".join(page.read_text() for page in ROOT.glob("docs/*.md"))
+    assert [name for name in sorted(names) if not re.search(rf"`{name}[`{{]", text)] == []
+
+
 def test_the_example_policy_keeps_the_contract() -> None:
     """The class that the page shows passes the checks that ours pass."""
     (source, *_) = blocks(ROOT / "docs/policies.md", "python")
