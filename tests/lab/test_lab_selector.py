@@ -215,7 +215,7 @@ def test_a_folder_that_fits_no_format_is_refused(tmp_path: Path, capsys: pytest.
     assert "lacks column 'text'" in capsys.readouterr().err
     write(tmp_path, [("x", "1"), ("x", "2"), ("y", "3")], "a")
     assert main(argv) == 2
-    assert "1 classes with two texts" in capsys.readouterr().err
+    assert "classes with two texts: 1; it takes two" in capsys.readouterr().err
 
 
 @given(st.text("ab=+, ", max_size=12))

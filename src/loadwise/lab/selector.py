@@ -184,7 +184,9 @@ def read_classes(config: SelectorConfig) -> Texts:
     kept: list[tuple[int, str, str]] = []
     names = tuple(name for name, found in texts_by_class.items() if len(found) >= 2)
     if len(names) < 2:
-        raise ConfigError(f"{config.tasks!r} has {len(names)} classes with two texts; a type is told from another")
+        raise ConfigError(
+            f"{config.tasks!r}: classes with two texts: {len(names)}; it takes two, for a type is told from another"
+        )
     for at, name in enumerate(names):
         found = texts_by_class[name]
         sample = sorted(found, key=lambda one: _hash(one[0], config.seed))[: config.n_texts]
