@@ -6,7 +6,6 @@ from hypothesis import given
 from router_host import Host, backend, find, kinds, make_stack
 
 from loadwise.kernel import commands as c
-from loadwise.kernel.errors import ConfigError
 from loadwise.kernel.work import Usage
 from loadwise.ledger.forecast import Span
 from loadwise.policy.base import Choice
@@ -73,20 +72,14 @@ def test_two_waits_beyond_the_reference_look_alike_unless_saturation_is_soft():
 
 
 @pytest.mark.parametrize("when", EVERY)
-@pytest.mark.parametrize("ratio", [0.7, 0.72])
-def test_nobody_goes_where_too_little_of_success_is_left(when, ratio):
-    """`small` succeeds .5 / .7 as often; whatever the wait and its weight, below the asked share nobody moves there."""
-    h = host(when=when, beta=0.9, saturation="none", success_min_ratio=ratio)
+@pytest.mark.parametrize(("n_overdue", "moves"), [(0, True), (3, True), (5, False)])
+def test_nobody_goes_where_more_runs_out_of_time_than_is_left_of_success(when, n_overdue, moves):
+    """`small` succeeds .5 / .7 as often: of five that ended and three overdue .625 end in time, .3125 > .375 * .7."""
+    h = host(when=when, beta=0.9, saturation="none", counts_overdue=True, heeds_waste=True)
+    h.router.admission.demand_by_model["small"].n_overdue = n_overdue
     h.arrive("first")
     h.arrive("second")
-    moved = h.router.table.by_id["second"].model == "small"
-    assert moved == (ratio < 0.5 / 0.7)
-
-
-def test_a_share_of_success_that_is_none_is_refused():
-    """With the key, the value and the limits."""
-    with pytest.raises(ConfigError, match=r"success_min_ratio is 1.5; it must be in \[0, 1\]"):
-        DivertConfig(success_min_ratio=1.5)
+    assert (h.router.table.by_id["second"].model == "small") == moves
 
 
 def test_the_rule_is_asked_once_at_the_boundary_and_credit_goes_where_it_ran():

@@ -201,14 +201,10 @@ class DivertConfig(Fact, frozen=True, kw_only=True):
     """Count a model's expected run time with the wait."""
     counts_overdue: bool = False
     """Count of a model's success only what ends within the budget."""
-    success_min_ratio: float = 0.0
-    """Nobody is diverted to a model that would succeed less than this share as often."""
+    heeds_waste: bool = False
+    """Nobody is diverted to a model where more runs out of time than the success that is left there is worth."""
     rebinds: bool = False
     """Move a started program when no backend of its model takes turns any more; its context is read anew there."""
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.success_min_ratio) and 0.0 <= self.success_min_ratio <= 1.0):
-            raise ConfigError(f"router.divert.success_min_ratio is {self.success_min_ratio!r}; it must be in [0, 1]")
 
     @property
     def is_on(self) -> bool:

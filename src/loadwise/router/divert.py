@@ -79,10 +79,8 @@ class Divert:
     ) -> int:
         """The index of the model that a program had better run on; the incumbent on ties."""
         scores = [self.score_of(m, a, w) for m, a, w in zip(models, successes, waits_s, strict=True)]
-        stays = self.expected(models[incumbent], successes[incumbent])
-        open_to = [
-            i for i, m in enumerate(models) if i == incumbent or self._keeps(stays, self.expected(m, successes[i]))
-        ]
+        goes = [self.expected(m, a) for m, a in zip(models, successes, strict=True)]
+        open_to = [i for i, m in enumerate(models) if i == incumbent or self._is_worth_it(m, goes[incumbent], goes[i])]
         best = max(open_to, key=lambda i: (scores[i], i == incumbent))
         return best if scores[best] > scores[incumbent] else incumbent
 
@@ -191,14 +189,15 @@ class Divert:
         if stays is None or goes is None or not self.score_of(away, goes, 0.0) > self.score_of(home, stays, wait_s):
             return None
         stays, goes = self.expected(home, stays), self.expected(away, goes)
-        return stays - goes if self._keeps(stays, goes) else None
+        return stays - goes if self._is_worth_it(away, stays, goes) else None
 
-    def _keeps(self, stays: float, goes: float) -> bool:
-        """Whether enough of a success is left on the other model, however long the wait.
+    def _is_worth_it(self, away: ModelId, stays: float, goes: float) -> bool:
+        """Whether success there outweighs what runs out of time there, however long the wait.
 
-        Where most programs would run out of time there, a divert spends an engine on what will be thrown away.
+        An engine's time that goes into programs which will be cut off is gone for all others.
         """
-        return goes >= self._config.divert.success_min_ratio * stays
+        overdue_ratio = 1.0 - self._admission.demand_by_model[away].finished_ratio
+        return not self._config.divert.heeds_waste or goes >= overdue_ratio * stays
 
 
 def may_move(turn: Turn, program: Program) -> bool:
