@@ -70,4 +70,7 @@ async def test_a_thrashing_cache_is_seen_and_a_paused_program_goes_on(tmp_path: 
             await turn(s, n % 5)
         assert await paused == 200
         assert await metric(s, "loadwise_cache_thrashing") == 0.0
+        learned = s.router.admission.books.residency_by_cache
+        learned["pool:renamed since"] = next(iter(learned.values()))
+        assert await metric(s, "loadwise_cache_bound_ratio") > 0.0, "only caches that a backend uses are shown"
     assert replay(tmp_path).mismatch is None

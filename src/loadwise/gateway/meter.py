@@ -211,8 +211,11 @@ def _cache_families(router: Router) -> Iterator[Metric]:
     bound = GaugeMetricFamily("loadwise_cache_bound_ratio", "How full it may be, as learned", labels=["cache"])
     lost = GaugeMetricFamily("loadwise_cache_lost_ratio", "Late turns that lost their context", labels=["cache"])
     thrashing = GaugeMetricFamily("loadwise_cache_thrashing", "1 while programs are paused for it", labels=["cache"])
-    for cache, residency in books.residency_by_cache.items():
-        fill.add_metric([cache], books.fill_ratio(shown[cache]))
+    for cache, backend_id in shown.items():
+        residency = books.residency_by_cache.get(cache)
+        if residency is None:
+            continue  # nothing learned yet; what was learned of a cache that nobody uses any more is not shown
+        fill.add_metric([cache], books.fill_ratio(backend_id))
         bound.add_metric([cache], residency.bound_ratio)
         lost.add_metric([cache], residency.lost_share)
         thrashing.add_metric([cache], float(residency.is_thrashing))
