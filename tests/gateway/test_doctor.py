@@ -376,6 +376,7 @@ def verifier_findings(task_types: dict[str, Any], **verification: Any) -> list[t
 
 MEMBERS = [{"kind": "exact"}, {"kind": "numeric"}]
 COMMAND = {"kind": "command", "run": "true"}
+FUSED_CODE = {"kind": "fusion", "options": {"rule": "first", "members": [*MEMBERS, {"kind": "code"}]}}
 ONE_OR_OTHER = {"kind": "fusion", "options": {"rule": "first", "members": MEMBERS}}
 
 
@@ -413,6 +414,23 @@ def test_verifiers_judge_their_known_cases(task_type: dict[str, Any], level: str
     """Before anybody relies on them; a judge is asked by a gateway that serves only."""
     ((found_level, subject, text),) = verifier_findings({"work": task_type})
     assert (found_level, subject) == (level, "task type work") and said in text
+
+
+@pytest.mark.parametrize(
+    ("verifier", "is_needed"),
+    [
+        ({"kind": "code"}, True),
+        ({"kind": "command", "run": "true"}, False),
+        (ONE_OR_OTHER, False),
+        ({"kind": "fusion", "options": {"rule": "first", "members": [*MEMBERS, {"kind": "code"}]}}, True),
+        ({"kind": "fusion", "options": {"rule": "first", "members": [ONE_OR_OTHER, *MEMBERS]}}, False),
+        ({"kind": "fusion", "options": {"rule": "first", "members": [FUSED_CODE, *MEMBERS]}}, True),
+    ],
+)
+def test_a_sandbox_is_missed_only_where_untrusted_code_would_run(verifier: dict[str, Any], is_needed: bool) -> None:
+    """A fusion needs what its members need, however deep."""
+    texts = [text for _, subject, text in verifier_findings({"work": {"verifier": verifier}}, sandbox="none")]
+    assert any("untrusted code is refused" in text for text in texts) == is_needed
 
 
 def test_verification_that_could_not_start_is_broken_or_told() -> None:

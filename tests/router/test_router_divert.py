@@ -6,6 +6,8 @@ from hypothesis import given
 from router_host import Host, backend, find, kinds, make_stack
 
 from loadwise.kernel import commands as c
+from loadwise.kernel.errors import ConfigError
+from loadwise.kernel.pool import ModelSpec
 from loadwise.kernel.work import Usage
 from loadwise.ledger.forecast import Span
 from loadwise.policy.base import Choice
@@ -80,6 +82,55 @@ def test_nobody_goes_where_more_runs_out_of_time_than_is_left_of_success(when, n
     h.arrive("first")
     h.arrive("second")
     assert (h.router.table.by_id["second"].model == "small") == moves
+
+
+@pytest.mark.parametrize(
+    ("when", "most", "n_moved"),
+    [(when, most, n) for when in EVERY for most, n in [(None, 7), (0.0, 0), (1.0, 7)]]
+    + [("arrival", 0.2, 4), ("held", 0.2, 5)],
+)
+def test_all_diverts_together_give_up_a_bounded_share_of_success(when, most, n_moved):
+    """A move costs 20 points of 70: of eight programs all but the first would go, five may at a fifth; at its arrival a
+    program's own success does not count yet."""
+    slots = backend("a", slots=64), backend("b", "large", slots=1)
+    h = host(*slots, when=when, beta=0.9, saturation="none", forgoes_max_ratio=most)
+    for n in range(8):
+        h.arrive(f"p{n}")
+    moved = [program for program in h.router.table.by_id.values() if program.model == "small"]
+    assert len(moved) == n_moved == h.router.counts.diverts
+    forgone = h.router.desk.divert.forgone
+    assert forgone.ratio == pytest.approx(n_moved * 0.2 / (8 * 0.7), rel=0.05)
+    assert most is None or forgone.ratio <= most
+
+
+@pytest.mark.parametrize("when", EVERY)
+def test_a_model_whose_programs_run_out_of_time_buys_less(when):
+    """Half of what goes there ends in time: the bound of .3 is .15, a move costs .7 - .25, and of eight none may go."""
+    slots = backend("a", slots=64), backend("b", "large", slots=1)
+    h = host(*slots, when=when, beta=0.9, saturation="none", counts_overdue=True, forgoes_max_ratio=0.3)
+    h.router.admission.demand_by_model["small"].n_overdue = 5
+    for n in range(3):
+        h.arrive(f"p{n}")
+    assert h.router.counts.diverts == 0
+    for n in range(3, 8):
+        h.arrive(f"p{n}")
+    assert h.router.counts.diverts == 1
+
+
+def test_a_dump_keeps_what_was_given_up():
+    """The twin's bound holds from where it was."""
+    h, twin = (host(backend("a", slots=64), backend("b", "large", slots=1), beta=0.9, saturation="none") for _ in "ab")
+    for n in range(3):
+        h.arrive(f"p{n}")
+    twin.stack.load(h.stack.dump())
+    assert twin.router.desk.divert.forgone == h.router.desk.divert.forgone
+    assert h.router.desk.divert.forgone.given_up > 0.0
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.5, float("nan"), float("inf")])
+def test_a_share_of_success_is_a_share(value):
+    with pytest.raises(ConfigError, match=r"router.divert.forgoes_max_ratio is .*must be in \[0, 1\]"):
+        DivertConfig(forgoes_max_ratio=value)
 
 
 def test_the_rule_is_asked_once_at_the_boundary_and_credit_goes_where_it_ran():
@@ -189,6 +240,22 @@ def test_a_started_program_whose_backends_are_gone_is_rebound(rebinds):
     h.finish("p")
     assert "RecordCredit" not in kinds(h.judge("p"))
     assert h.router.counts.rebinds == 1
+
+
+def test_a_program_that_has_lost_its_model_goes_where_it_does_best_whatever_diverts_may_cost():
+    """No bound on diverts holds it, and no model that happens to be named first: there is none to stay with."""
+    names = {"weak": 0.1, "small": 0.5, "large": 0.7}
+    policy = PolicySpec(name="known", options={"success": {name: {"*": p} for name, p in names.items()}})
+    backends = [backend(name, name, slots=1) for name in names]
+    models = {name: ModelSpec() for name in names}
+    h = host(*backends, models=models, policy=policy, rebinds=True, heeds_waste=True, forgoes_max_ratio=0.0)
+    h.router.admission.demand_by_model["small"].n_overdue = 50
+    for name, success in names.items():
+        h.router.desk.routing.successes.learn(None, name, success)
+    h.serve("p")
+    h.set_health("large", "down")
+    h.after(1.0)
+    assert find(h.arrive("p"), c.Dispatch).model == "small"
 
 
 def test_moving_inside_a_shared_cache_frees_nothing():

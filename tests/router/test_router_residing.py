@@ -7,7 +7,7 @@ from loadwise.kernel import commands as c
 from loadwise.kernel import events as e
 from loadwise.kernel.ids import BackendId, TurnId
 from loadwise.kernel.pool import BackendHealth
-from loadwise.kernel.work import Usage
+from loadwise.kernel.work import AttemptOutcome, Usage
 from loadwise.ledger.pace import Pace
 from loadwise.router.config import AdmissionConfig, DivertConfig, OrderConfig
 from loadwise.router.order import Standing, make_order
@@ -100,6 +100,59 @@ def test_a_thrashing_cache_is_relieved_of_who_came_last():
         again(h, f"p{n % 7}", 1.0)
     assert [h.running[t].program_id for t in h.running] == ["p9", "new"], "it is calm again"
     assert sorted(paused(h)) == ["p10", "p11", "p7", "p8"], "they have not asked for anything"
+
+
+def read(h: Host, observed_ago_s: float = 0.0, **values: float) -> None:
+    """A reading of the engine's counters."""
+    observed_at_s = h.now_s - observed_ago_s
+    h.send(e.SignalsObserved(at_s=h.now_s, backend_id=BackendId("a"), values=values, observed_at_s=observed_at_s))
+
+
+RESTARTS = {
+    "it counts from zero": lambda h: read(h, generation_tokens=10.0),
+    "a probe finds it down": lambda h: h.set_health("a", "down"),
+    "a call finds it gone": lambda h: refused(h, "p0"),
+}
+
+
+def refused(h: Host, name: str) -> None:
+    """A call of a program finds nobody there."""
+    h.arrive(name, prompt_tokens=610)
+    h.end_attempt(h.n_turns, AttemptOutcome.REFUSED)
+
+
+@pytest.mark.parametrize("restart", [*RESTARTS, None])
+def test_an_engine_that_was_started_again_is_no_cliff(restart):
+    """All contexts are gone with it, once, and read anew: nobody is paused, and the bound stays. Without a sign of it
+    the same answers say that the cache thrashes."""
+    h = crowded_host()
+    read(h, generation_tokens=5000.0)
+    h.after(1.0)
+    before = h.router.admission.books.residency_by_cache["backend:a"].bound_ratio
+    if restart is not None:
+        RESTARTS[restart](h)
+        h.set_health("a", "up")
+        h.after(1.0)
+    for number in range(1, 12):
+        again(h, f"p{number}", found=0.0)
+    for number in range(1, 12):
+        again(h, f"p{number}", found=1.0)
+    after = h.router.admission.books.residency_by_cache["backend:a"].bound_ratio
+    assert (h.router.counts.pauses == 0, after >= before) == (restart is not None, restart is not None)
+
+
+def test_a_restart_is_seen_by_a_later_reading_only():
+    """One that was read before the newest says nothing; nor does one that counts on, or is no number."""
+    h = crowded_host()
+    read(h, generation_tokens=5000.0, prompt_tokens=9000.0)
+    read(h, observed_ago_s=5.0, generation_tokens=4000.0)
+    for value in (5000.0, 5001.0, float("nan")):
+        h.after(1.0)
+        read(h, generation_tokens=value)
+    assert all(program.is_resident for program in h.router.table.by_id.values())
+    h.after(1.0)
+    read(h, prompt_tokens=8999.0)
+    assert not any(program.is_resident for program in h.router.table.by_id.values())
 
 
 def test_who_is_called_gives_its_place_up_when_it_returns():

@@ -27,7 +27,9 @@ from loadwise.runner.spool import Job, Spool
 from loadwise.runner.verification import Assigned, Verification
 from loadwise.settings import Config, TaskTypeSpec, convert
 from loadwise.verify.case import Case
+from loadwise.verify.fusion import fused
 from loadwise.verify.registry import make_verifier
+from loadwise.verify.spec import VerifierSpec
 
 from .host import Host
 from .intake import Intake, Kept
@@ -36,7 +38,7 @@ from .programs import WhenDurable
 
 SPOOL_NAME = "unjudged"
 """Directory of the spool, inside the journal's."""
-SANDBOXED_KINDS = frozenset({"code", "patch", "fusion"})
+SANDBOXED_KINDS = frozenset({"code", "patch"})
 
 Say = Callable[[str], None]
 
@@ -70,10 +72,15 @@ def _referenced(case: Case | None, spec: TaskTypeSpec) -> Case | None:
     return msgspec.structs.replace(case, references={**spec.references, **case.references})
 
 
+def needs_sandbox(spec: VerifierSpec) -> bool:
+    """Whether the verifier, or one that it fuses, runs code that nobody vouches for."""
+    return spec.kind in SANDBOXED_KINDS or (spec.kind == "fusion" and any(map(needs_sandbox, fused(spec))))
+
+
 def make_carrier(config: Config, verification: VerificationConfig, say: Say) -> Carrier:
     """What carries out checks; says, loudly, where untrusted code is not contained, or cannot be run."""
     sandbox: Sandbox | None = None
-    needing = [name for name, spec in config.run_task_types.items() if spec.verifier.kind in SANDBOXED_KINDS]
+    needing = [name for name, spec in config.run_task_types.items() if needs_sandbox(spec.verifier)]
     if needing:
         sandbox = open_sandbox(verification.sandbox, verification.shows)
         if isinstance(sandbox, LimitsOnly):

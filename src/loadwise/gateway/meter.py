@@ -147,6 +147,8 @@ def _program_families(router: Router, turns: "Turns") -> Iterator[Metric]:
         ("pauses", "Places that were taken back from started programs"),
     ):
         yield CounterMetricFamily(f"loadwise_{name}", text, value=getattr(counts, name))
+    text = "Share of the success expected of late programs that diverts gave up"
+    yield GaugeMetricFamily("loadwise_diverts_forgone_ratio", text, value=router.desk.divert.forgone.ratio)
     yield CounterMetricFamily("loadwise_programs_censored", "Programs whose verdict never came", value=counts.censored)
     yield CounterMetricFamily("loadwise_decisions", "Decisions made", value=router.routing.n_decisions)
     yield GaugeMetricFamily("loadwise_decisions_pending", "Decisions unjudged", value=len(credit.pending_by_decision))

@@ -142,6 +142,8 @@ class Attempts:
         desk = self._desk
         if is_fault(event):
             is_unreachable = event.outcome in UNREACHABLE
+            if is_unreachable:
+                desk.residing.forget(backend_id)
             again_at_s = desk.backends.note_failure(
                 backend_id, desk.now_s, is_unreachable=is_unreachable, program_id=program.program_id
             )

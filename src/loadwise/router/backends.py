@@ -31,6 +31,8 @@ CONTEXT_MAX_TOKENS = 16_000_000
 """No engine answers in a longer context, whatever its backend is counted in."""
 SIGNALS_MAX = 64
 """Names of signals remembered of one backend (law L15)."""
+COUNTED = ("prompt_tokens", "generation_tokens")
+"""Signals that only ever grow while an engine runs."""
 
 
 class BackendState(msgspec.Struct, kw_only=True):
@@ -317,6 +319,12 @@ class Backends:
             state.read_at_s = observed_at_s
             state.load.read(observed_at_s, {name: value for name, value in values.items() if math.isfinite(value)})
         return n_refused
+
+    def has_begun_anew(self, backend_id: BackendId, values: dict[str, float], observed_at_s: float) -> bool:
+        """Whether a reading shows that the engine was started again: what it counts is less than it was."""
+        signals = self.by_id[backend_id].signals
+        known = ((signals.get(name), values.get(name, math.inf)) for name in COUNTED)
+        return any(old is not None and old.observed_at_s < observed_at_s and new < old.value for old, new in known)
 
     def begin_call(self, backend_id: BackendId, tokens: int, now_s: float) -> BackendState:
         """A turn goes out to the backend."""

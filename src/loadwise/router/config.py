@@ -203,8 +203,15 @@ class DivertConfig(Fact, frozen=True, kw_only=True):
     """Count of a model's success only what ends within the budget."""
     heeds_waste: bool = False
     """Nobody is diverted to a model where more runs out of time than the success that is left there is worth."""
+    forgoes_max_ratio: float | None = None
+    """At most so much of the success that was expected of late is given up by all diverts together."""
     rebinds: bool = False
     """Move a started program when no backend of its model takes turns any more; its context is read anew there."""
+
+    def __post_init__(self) -> None:
+        most = self.forgoes_max_ratio
+        if most is not None and not (math.isfinite(most) and 0.0 <= most <= 1.0):
+            raise ConfigError(f"router.divert.forgoes_max_ratio is {most!r}; it must be in [0, 1]")
 
     @property
     def is_on(self) -> bool:

@@ -227,7 +227,7 @@ class Dispatching:
             return False
         waits_s = [desk.divert.waiting.forecast(m, turn, program, desk.now_s).wait_s for m in models]
         estimates = [desk.routing.successes.estimate(program.task_type, m) for m in models]
-        best = desk.divert.target(0, models, estimates, waits_s)
+        best = desk.divert.best(models, estimates, waits_s)
         desk.counts.rebinds += 1
         program.n_side_turns += program.n_turns  # two models have worked on it: it is credited to neither (L11)
         self._bind_anew(turn, program, models, models[best], "rebind")
@@ -243,6 +243,8 @@ class Dispatching:
         desk.admission.release_program(program)
         program.backend_id = None
         routed = program.routed_model or program.model
+        if reason == "divert" and program.model is not None:
+            desk.divert.note_diverted(program, program.model, model_id)
         decision = desk.routing.decide(
             program,
             models,

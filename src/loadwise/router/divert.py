@@ -24,6 +24,7 @@ from loadwise.policy.base import Choice
 from .admission import Admission
 from .backends import Backends
 from .config import RouterConfig
+from .forgone import Forgone
 from .program import Program, Turn
 from .waiting import Waiting
 
@@ -47,6 +48,7 @@ class Divert:
         self._admission = admission
         self._backends = backends
         self.waiting = Waiting(config, backends, admission)
+        self.forgone = Forgone()
 
     # --- the rule ---
 
@@ -80,9 +82,14 @@ class Divert:
         """The index of the model that a program had better run on; the incumbent on ties."""
         scores = [self.score_of(m, a, w) for m, a, w in zip(models, successes, waits_s, strict=True)]
         goes = [self.expected(m, a) for m, a in zip(models, successes, strict=True)]
-        open_to = [i for i, m in enumerate(models) if i == incumbent or self._is_worth_it(m, goes[incumbent], goes[i])]
+        open_to = [i for i, m in enumerate(models) if i == incumbent or self._is_open(m, goes[incumbent], goes[i])]
         best = max(open_to, key=lambda i: (scores[i], i == incumbent))
         return best if scores[best] > scores[incumbent] else incumbent
+
+    def best(self, models: Sequence[ModelId], successes: Sequence[float], waits_s: Sequence[float]) -> int:
+        """The index of the model where a program runs best that has none any more."""
+        scores = [self.score_of(m, a, w) for m, a, w in zip(models, successes, waits_s, strict=True)]
+        return scores.index(max(scores))
 
     def divert(
         self,
@@ -189,15 +196,35 @@ class Divert:
         if stays is None or goes is None or not self.score_of(away, goes, 0.0) > self.score_of(home, stays, wait_s):
             return None
         stays, goes = self.expected(home, stays), self.expected(away, goes)
-        return stays - goes if self._is_worth_it(away, stays, goes) else None
+        return stays - goes if self._is_open(away, stays, goes) else None
 
-    def _is_worth_it(self, away: ModelId, stays: float, goes: float) -> bool:
-        """Whether success there outweighs what runs out of time there, however long the wait.
+    # --- what diverts give up ---
 
-        An engine's time that goes into programs which will be cut off is gone for all others.
+    def note_routed(self, program: Program, home: ModelId) -> None:
+        """The selector has sent a new program somewhere; it is bound to a model, there or elsewhere."""
+        self.forgone.learn_routed(self.expected(home, program.estimates[home]))
+        if program.model is not None:
+            self.note_diverted(program, home, program.model)
+
+    def note_diverted(self, program: Program, home: ModelId, away: ModelId) -> None:
+        """A program runs elsewhere."""
+        stays, goes = program.estimates.get(home), program.estimates.get(away)
+        if stays is not None and goes is not None:
+            self.forgone.learn_diverted(self.expected(home, stays) - self.expected(away, goes))
+
+    def _is_open(self, away: ModelId, stays: float, goes: float) -> bool:
+        """Whether anybody may be diverted there, however long the wait.
+
+        Success there must outweigh what runs out of time there, for an engine's time that goes into programs which will
+        be cut off is gone for all others. And what all diverts give up is bounded; it has to buy programs that end in
+        time, so where a share of them does not, the bound is that much lower.
         """
-        overdue_ratio = 1.0 - self._admission.demand_by_model[away].finished_ratio
-        return not self._config.divert.heeds_waste or goes >= overdue_ratio * stays
+        ends_ratio = self._admission.demand_by_model[away].finished_ratio
+        divert = self._config.divert
+        if divert.heeds_waste and goes < (1.0 - ends_ratio) * stays:
+            return False
+        most = divert.forgoes_max_ratio
+        return most is None or self.forgone.allows(stays - goes, most * self.expected(away, 1.0))
 
 
 def may_move(turn: Turn, program: Program) -> bool:

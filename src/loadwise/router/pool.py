@@ -2,7 +2,7 @@
 
 from loadwise.kernel import events as e
 from loadwise.kernel.ids import BackendId, ModelId
-from loadwise.kernel.pool import BackendSpec, ModelSpec
+from loadwise.kernel.pool import BackendHealth, BackendSpec, ModelSpec
 from loadwise.kernel.work import TurnOutcome
 
 from .config import MODELS_MAX as MODELS_MAX
@@ -27,6 +27,8 @@ class PoolChanges:
         if event.backend_id not in desk.backends.by_id:
             desk.counts.stale += 1
             return
+        if desk.backends.has_begun_anew(event.backend_id, event.values, event.observed_at_s):
+            desk.residing.forget(event.backend_id)
         n_refused = desk.backends.observe(event.backend_id, event.values, event.observed_at_s, desk.now_s)
         desk.counts.malformed += n_refused
         desk.admission.read(event.backend_id, desk.now_s)
@@ -86,6 +88,8 @@ class PoolChanges:
         if event.backend_id not in desk.backends.by_id:
             desk.counts.stale += 1
             return
+        if event.health is BackendHealth.DOWN:
+            desk.residing.forget(event.backend_id)
         again_at_s = desk.backends.hear(event.backend_id, event.health, desk.now_s)
         if again_at_s is None:
             desk.agenda.cancel(f"retry:{event.backend_id}")

@@ -60,6 +60,15 @@ class Residing:
         )
         return self._pause(backend_id, residency.surplus_ratio(fill_ratio))
 
+    def forget(self, backend_id: BackendId) -> None:
+        """The engine could not be reached, or counts from zero: what it finds next says nothing of a full cache.
+
+        Whoever lived there counts as one that returns, until its context has been read anew.
+        """
+        for program in self._books.programs.values():
+            if program.backend_id == backend_id:
+                program.is_resident, program.fill_ratio = False, 0.0
+
     def _residency(self, backend_id: BackendId) -> Residency:
         cache = self._books.cache(backend_id)
         known = self._books.residency_by_cache.get(cache)

@@ -145,7 +145,7 @@ class Routing:
         program.is_paused = False  # another model's cache has nothing to do with it
         program.routed_model = models[routed] if is_diverted else None
         own = self._own_forecast(chosen, turn, program, at_s) if forecasts is None else forecasts[choice.chosen]
-        self._remember(program, models, successes, own, at_s)
+        self._remember(program, models, successes, models[routed], own, at_s)
         self._credit.await_verdict(
             Pending(
                 decision_id=decision_id,
@@ -197,12 +197,15 @@ class Routing:
         program: Program,
         models: Sequence[ModelId],
         successes: Sequence[float],
+        routed: ModelId,
         forecast: Forecast | None,
         at_s: float,
     ) -> None:
         """Keep what a later look at a held program needs, and what its wait was expected to be."""
-        if self._config.divert.when == "held" and not program.estimates:
+        if self._config.divert.is_on and not program.estimates:
             program.estimates = dict(zip(models, successes, strict=True))
+            if program.admitted_at_s is None and not (program.is_pinned or program.attempts or program.tried_models):
+                self._divert.note_routed(program, routed)
         is_known = forecast is not None and forecast.base.middle_s > 0.0
         program.forecast = forecast.base if forecast is not None and is_known else None
         program.forecast_from_s = at_s

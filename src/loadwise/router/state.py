@@ -19,6 +19,7 @@ from .backends import BackendState
 from .counts import Counts
 from .credit import CreditState
 from .desk import Desk
+from .forgone import Forgone
 from .order import standing
 from .pacing import PacingState
 from .pool import PoolChanges
@@ -46,6 +47,7 @@ class RouterState(Fact, frozen=True, kw_only=True):
     """Of caches, by `Books.cache`."""
     paces: dict[str, Pace] = {}
     forecast_errors: Errors = msgspec.field(default_factory=Errors)
+    forgone: Forgone = msgspec.field(default_factory=Forgone)
     successes: dict[str, dict[str, Cell]] = {}
     replica_policy: bytes
     credit: CreditState
@@ -86,6 +88,7 @@ def dump_router(desk: Desk) -> bytes:
             residencies=admission.books.residency_by_cache,
             paces={str(name): pace for name, pace in admission.books.pace_by_backend.items()},
             forecast_errors=desk.divert.waiting.errors,
+            forgone=desk.divert.forgone,
             successes=desk.routing.successes.cells,
             replica_policy=admission.replica_policy.dump(),
             credit=desk.credit.dump(),
@@ -169,6 +172,7 @@ def _load_tables(desk: Desk, state: RouterState) -> None:
     desk.asked = {DecisionId(key): ProgramId(value) for key, value in state.asked.items()}
     desk.counts = state.counts
     desk.divert.waiting.errors = state.forecast_errors
+    desk.divert.forgone = state.forgone
     desk.routing.successes.cells = state.successes
     desk.routing.n_decisions = state.n_decisions
     if not _load_ladder(desk, state.ladder):

@@ -173,10 +173,19 @@ class Fusion:
         )
 
 
+def fused(spec: VerifierSpec) -> list[VerifierSpec]:
+    """The verifiers that one of kind `fusion` asks.
+
+    Raises:
+        ConfigError: its options are wrong.
+    """
+    return [member.spec() for member in read_options(spec, FusionOptions).members]
+
+
 def _require_depth(spec: VerifierSpec, depth: int) -> None:
     """Refuse fusions within fusions beyond the limit, before any member is made."""
     if depth > DEPTH_MAX:
         raise ConfigError(f"fusions are nested {depth} deep; {DEPTH_MAX} is the limit")
-    for member in read_options(spec, FusionOptions).members:
+    for member in fused(spec):
         if member.kind == "fusion":
-            _require_depth(member.spec(), depth + 1)
+            _require_depth(member, depth + 1)

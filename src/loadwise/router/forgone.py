@@ -1,0 +1,46 @@
+"""How much success diverts have cost of late, so that a bound can be put on it.
+
+A wait is worth some success, and where lines do not end every program is worth moving: then throughput is bought with
+whatever success there is. A rule that prices one move cannot see that; a bound on what all moves together give up can.
+
+Both sums are of the latest `MEMORY` programs, so that a calm day is no licence for the rush after it.
+"""
+
+import msgspec
+
+MEMORY = 128.0
+"""Programs over which sums are taken."""
+
+
+class Forgone(msgspec.Struct, kw_only=True):
+    """Success that programs were expected to have where the selector sent them, and what of it diverts gave up.
+
+    >>> forgone = Forgone()
+    >>> for _ in range(10):
+    ...     forgone.learn_routed(0.6)
+    >>> forgone.learn_diverted(0.3)
+    >>> round(forgone.ratio, 3), forgone.allows(0.2, max_ratio=0.1), forgone.allows(0.3, max_ratio=0.1)
+    (0.052, True, False)
+    """
+
+    expected: float = 0.0
+    given_up: float = 0.0
+
+    def learn_routed(self, success: float) -> None:
+        """A program is to run where it is expected to succeed so often."""
+        kept = 1.0 - 1.0 / MEMORY
+        self.expected = kept * self.expected + max(success, 0.0)
+        self.given_up *= kept
+
+    def learn_diverted(self, gap: float) -> None:
+        """A program runs elsewhere and succeeds so much less often; a move that gains buys no others."""
+        self.given_up += max(gap, 0.0)
+
+    def allows(self, gap: float, max_ratio: float) -> bool:
+        """Whether another divert at this price keeps what is given up within a share of what was expected."""
+        return gap <= 0.0 or self.given_up + gap <= max_ratio * self.expected
+
+    @property
+    def ratio(self) -> float:
+        """Share given up."""
+        return self.given_up / self.expected if self.expected > 0.0 else 0.0
