@@ -89,6 +89,16 @@ class Call:
         """End a stream properly."""
         await self.send(b"0\r\n\r\n")
 
+    async def read_by_the_client(self) -> None:
+        """Until a client on this loop has read what was sent, which a reset would take back.
+
+        It lies in the client's socket once it is out of here, and each round of the loop reads what lies there.
+        """
+        while self._writer.transport.get_write_buffer_size():
+            await asyncio.sleep(0)
+        for _ in range(10):
+            await asyncio.sleep(0)
+
     def close(self) -> None:
         """Close the connection after what was sent."""
         self.is_closed = True
@@ -191,7 +201,7 @@ async def _finish(call: Call, then: str, *, is_raw: bool = False) -> None:
     elif then == "close":
         call.close()
     elif then == "reset":
-        await asyncio.sleep(0.02)  # the client must have read what a reset would take back
+        await call.read_by_the_client()
         call.reset()
     elif then == "hang":
         await call.gone.wait()
@@ -199,6 +209,8 @@ async def _finish(call: Call, then: str, *, is_raw: bool = False) -> None:
 
 RUNNING: list[Engine] = []
 """Engines that listen; a test's loop stops those that are left."""
+RESERVED: list[socket.socket] = []
+"""Keep the ports of engines while they are down: nobody else is given them. Closed with the test's loop."""
 
 
 class Engine:
@@ -223,8 +235,13 @@ class Engine:
 
     async def start(self) -> Engine:
         """Listen, on the same port as before if there was one."""
+        if not self.port:
+            reserved = socket.socket()
+            RESERVED.append(reserved)
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # for ourselves: it never listens
+            reserved.bind(("127.0.0.1", 0))
+            self.port = reserved.getsockname()[1]
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, limit=1 << 26)
-        self.port = self._server.sockets[0].getsockname()[1]
         RUNNING.append(self)
         return self
 

@@ -10,16 +10,22 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import openai
 import uvloop
-from engines import RUNNING, Engine
+from engines import RESERVED, RUNNING, Engine
 
 from loadwise.gateway.config import GatewayConfig
 from loadwise.gateway.serve import Gateway, start
 from loadwise.router.program import Program
 from loadwise.settings import parse_config
+from loadwise.wire.client import Timeouts
 
-LIMIT_S = 60.0
+LIMIT_S = 300.0
+"""Of a whole test: what takes longer hangs, on however slow a machine."""
+UNTIL_S = 120.0
+"""Of one wait for what must come."""
+PATIENT = Timeouts(connect_s=UNTIL_S, first_byte_s=UNTIL_S, idle_s=UNTIL_S)
 LEFT: list[Any] = []
 """What else a test has started; its `stop` is awaited when the test is over."""
 
@@ -36,6 +42,8 @@ def run_on_loop(test: Callable[[], Awaitable[None]]) -> list[dict[str, Any]]:
             for left in (*RUNNING, *LEFT):
                 await left.stop()
             LEFT.clear()
+            while RESERVED:
+                RESERVED.pop().close()
 
     uvloop.run(bounded())
     return heard
@@ -52,7 +60,7 @@ def on_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     return run
 
 
-async def until(condition: Callable[[], Any], limit_s: float = 10.0) -> None:
+async def until(condition: Callable[[], Any], limit_s: float = UNTIL_S) -> None:
     """Let the loop run until the condition holds."""
     async with asyncio.timeout(limit_s):
         while not condition():
@@ -143,6 +151,11 @@ class Site:
         found: Program | None = self.router.table.by_id.get(program_id)
         return found
 
+    def wait_for_engine(self, number: int = 0, **limits_s: float) -> None:
+        """From now on so long (`first_byte_s` ...) is waited for an engine; all that is not named is waited for."""
+        upstream = self.gateway.probes[number]._link.upstream
+        upstream.timeouts = msgspec.structs.replace(PATIENT, **limits_s)
+
     def reserved(self) -> int:
         """What is reserved on all backends together."""
         return sum(a.reserved for a in self.router.admission.ledger.account_by_backend.values())
@@ -150,7 +163,7 @@ class Site:
     def client(self, **options: Any) -> openai.AsyncOpenAI:
         """The SDK, as a user makes it; retries off so that each answer is seen."""
         return openai.AsyncOpenAI(
-            base_url=f"{self.gateway.url}/v1", **{"api_key": "k", "max_retries": 0, "timeout": 20.0, **options}
+            base_url=f"{self.gateway.url}/v1", **{"api_key": "k", "max_retries": 0, "timeout": UNTIL_S, **options}
         )
 
     async def ask(
@@ -200,9 +213,9 @@ def pool(*engines: Engine, models: Mapping[str, Any] | None = None, **more: Any)
             "name": "abcdefgh"[i],
             "model": names[min(i, len(names) - 1)],
             "url": engine.url,
-            "connect_timeout_s": 2.0,
-            "first_byte_timeout_s": 10.0,
-            "idle_timeout_s": 10.0,
+            "connect_timeout_s": PATIENT.connect_s,
+            "first_byte_timeout_s": PATIENT.first_byte_s,
+            "idle_timeout_s": PATIENT.idle_s,
             **more.pop(f"backend_{i}", {}),
         }
         for i, engine in enumerate(engines)

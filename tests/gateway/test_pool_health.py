@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from engines import METRICS, Behaviour, Call, Engine, fails, hangs, resets, says, writes
-from sites import on_loop, pool, site, until
+from sites import UNTIL_S, on_loop, pool, site, until
 
 from loadwise.gateway.serve import start
 from loadwise.kernel.errors import ConfigError
@@ -62,15 +62,19 @@ async def test_a_pinned_model_without_a_backend_is_refused_and_others_serve() ->
 
 
 @on_loop
-async def test_a_backend_that_does_not_answer_does_not_hold_up_the_start() -> None:
+async def test_a_backend_that_does_not_answer_does_not_hold_up_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """A probe that hangs is given up on; until it has answered once the backend is not called ready."""
+    monkeypatch.setattr("loadwise.gateway.serve.FIRST_LOOK_S", 0.01)
+    monkeypatch.setattr("loadwise.gateway.probe.TIMEOUT_S", 0.01)
     engine = await Engine().start()
     engine.metrics = hangs
-    async with site(engine, config=pool(engine)) as s:
+    async with site(engine, config=pool(engine), probe_interval_s=600.0) as s:
         assert (await s.ask("GET", "/readyz")).status == 503
         assert (await s.chat("p")).status == 200, "it is tried all the same"
         engine.metrics = None
-        await until(lambda: s.gateway.probes[0].is_reachable)
+        await until(lambda: s.gateway.probes[0].detail)
+        monkeypatch.setattr("loadwise.gateway.probe.TIMEOUT_S", UNTIL_S)
+        await s.gateway.probes[0].poll()
         assert (await s.ask("GET", "/readyz")).status == 200
 
 
@@ -148,7 +152,7 @@ async def test_the_selectors_word_counts() -> None:
     one, two = Engine(), Engine()
     selector = await Engine(chooses({"model": "y", "propensity": 0.25})).start()
     url = f"http://127.0.0.1:{selector.port}/select/me?team=a"
-    router = {"policy": FIXED, "selector": {"url": url, "timeout_s": 5.0}}
+    router = {"policy": FIXED, "selector": {"url": url, "timeout_s": 60.0}}
     async with site(one, two, models=BOTH, router=router) as s:
         for _ in range(2):
             answer = await s.chat("p", metadata={"task_type": "t"})
@@ -181,7 +185,7 @@ def test_without_a_usable_word_the_policy_decides(name: str) -> None:
 async def test_a_selector_that_refuses_costs_nothing() -> None:
     """Nobody listens there: the policy decides at once."""
     gone = await closed_port()
-    router = {"policy": FIXED, "selector": {"url": f"http://127.0.0.1:{gone.port}/s", "timeout_s": 5.0}}
+    router = {"policy": FIXED, "selector": {"url": f"http://127.0.0.1:{gone.port}/s", "timeout_s": 60.0}}
     async with site(Engine(), Engine(), models=BOTH, router=router) as s:
         assert (await s.chat("p")).headers["x-loadwise-model"] == "x"
         client = asyncio.ensure_future(s.chat("q"))
@@ -192,7 +196,7 @@ async def test_a_selector_that_refuses_costs_nothing() -> None:
 async def test_a_client_that_leaves_while_the_selector_thinks() -> None:
     """The late word is about nobody; the laws hold."""
     selector = await Engine(hangs).start()
-    router = {"policy": FIXED, "selector": {"url": f"http://127.0.0.1:{selector.port}/", "timeout_s": 5.0}}
+    router = {"policy": FIXED, "selector": {"url": f"http://127.0.0.1:{selector.port}/", "timeout_s": 60.0}}
     async with site(Engine(), Engine(), models=BOTH, router=router) as s:
         client = asyncio.ensure_future(s.chat("q"))
         await until(lambda: selector.calls)
@@ -255,9 +259,10 @@ async def test_a_port_that_is_taken_is_a_config_error() -> None:
 async def test_our_own_connection_limit_is_not_the_backends_fault() -> None:
     """Turns that find no free connection are told to come again; the backend stays up, and its probe sees it."""
     engine = Engine(hangs)
-    async with site(engine, upstream_connections_max=2, backend_0={"connect_timeout_s": 0.1}) as s:
+    async with site(engine, upstream_connections_max=2) as s:
         clients = [asyncio.ensure_future(s.chat(f"p{n}")) for n in range(2)]
         await until(lambda: len(engine.calls) == 2)
+        s.wait_for_engine(connect_s=0.1)
         for answer in await asyncio.gather(*(s.chat(f"q{n}", stream=n % 2 == 0) for n in range(6))):
             assert (answer.status, answer.error["code"]) == (503, "connections_busy")
             assert int(answer.headers["retry-after"]) >= 1
@@ -265,6 +270,7 @@ async def test_our_own_connection_limit_is_not_the_backends_fault() -> None:
         assert (state.health, state.n_failures, state.is_cooling) == ("up", 0, False)
         assert s.gateway.probes[0].is_reachable and (await s.ask("GET", "/readyz")).status == 200
         engine.usual = says()
+        s.wait_for_engine()
         clients[0].cancel()
         await until(lambda: s.counts.cancelled == 1)
         assert (await s.chat("r")).status == 200
@@ -290,7 +296,7 @@ async def probed() -> tuple[Engine, list[Any]]:
 async def test_one_bad_look_is_no_reason_to_stop_several_are() -> None:
     """Broken or answered with 5xx: three in a row take a backend down, a good one between begins the count anew."""
     engine, looks = await probed()
-    async with site(engine, config=pool(engine), probe_interval_s=60.0) as s:
+    async with site(engine, config=pool(engine), probe_interval_s=600.0) as s:
         probe, state = s.gateway.probes[0], s.router.backends.by_id["a"]
         for bad in (fails(500), writes(b"what?\r\n\r\n"), fails(503)):
             looks += [bad, bad]
@@ -311,7 +317,7 @@ async def test_slow_metrics_are_no_dead_backend(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("loadwise.gateway.probe.TIMEOUT_S", 0.01)
     engine, looks = await probed()
     looks += [hangs, hangs]
-    async with site(engine, config=pool(engine), probe_interval_s=60.0) as s:
+    async with site(engine, config=pool(engine), probe_interval_s=600.0) as s:
         probe, state = s.gateway.probes[0], s.router.backends.by_id["a"]
         assert (probe.is_reachable, state.health) == (None, "up")
         await probe.poll()
@@ -325,7 +331,7 @@ async def test_slow_metrics_are_no_dead_backend(monkeypatch: pytest.MonkeyPatch)
 async def test_a_closed_port_is_down_at_once_and_found_again() -> None:
     """Refused is certain; the probe that said so says when it is over."""
     engine, _ = await probed()
-    async with site(engine, config=pool(engine), probe_interval_s=60.0) as s:
+    async with site(engine, config=pool(engine), probe_interval_s=600.0) as s:
         probe, state = s.gateway.probes[0], s.router.backends.by_id["a"]
         await engine.stop()
         await until(lambda: s.gateway.probes[0]._link.watched.statistics().connections == 0)
@@ -341,7 +347,7 @@ async def test_a_probe_does_not_end_a_cooldown_that_failed_calls_have_earned() -
     """Metrics may be fine where calls are not: the router's own clock ends it; a probe's `down` replaces it."""
     engine, _ = await probed()
     engine.usual = resets
-    async with site(engine, config=pool(engine), probe_interval_s=60.0) as s:
+    async with site(engine, config=pool(engine), probe_interval_s=600.0) as s:
         probe, state = s.gateway.probes[0], s.router.backends.by_id["a"]
         for n in range(3):
             await s.chat(f"p{n}")
@@ -362,7 +368,7 @@ async def test_a_probe_does_not_end_a_cooldown_that_failed_calls_have_earned() -
 async def test_a_cooldown_of_what_could_not_be_reached_ends_when_it_can() -> None:
     """Refused calls say what a probe can disprove: an engine that is back serves at once."""
     engine, _ = await probed()
-    async with site(engine, config=pool(engine), probe_interval_s=60.0) as s:
+    async with site(engine, config=pool(engine), probe_interval_s=600.0) as s:
         probe, state = s.gateway.probes[0], s.router.backends.by_id["a"]
         await engine.stop()
         await until(lambda: probe._link.upstream.statistics().connections == 0)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from engines import DONE, Engine, chunk, hangs, says
 from processes import serve
-from sites import on_loop, pool, site, until
+from sites import UNTIL_S, on_loop, pool, site, until
 
 from loadwise.journal.parity import replay
 
@@ -32,7 +32,7 @@ async def test_sigterm_finishes_what_runs_and_ends_with_0(tmp_path: Path) -> Non
         await call.end_stream()
 
     engine = await Engine(waits).start()
-    process = await serve(pool(engine), journal=str(tmp_path))
+    process = await serve(pool(engine), journal=str(tmp_path), grace_s=UNTIL_S)
     running = [asyncio.ensure_future(process.chat(f"p{n}", stream=n % 2 == 0)) for n in range(4)]
     await until(lambda: len(engine.calls) == 4)
     process.terminate()
