@@ -58,6 +58,9 @@ class _Rate:
             next_due_s = start_at_s + self._made * self._interval_s if self._made < self._count else end_at_s
             for connection in select.select(list(self._busy), [], [], max(0.0, next_due_s - clock()))[0]:
                 self._read(connection)
+        # what was due and could not even be sent, because this client stood still, has waited like the rest
+        self._waiting += [start_at_s + number * self._interval_s for number in range(self._made, self._count)]
+        self._made = self._count
         # what never came is no better than what came last
         self.latencies_s += [end_at_s - due_s for due_s in (*self._busy.values(), *self._waiting)]
 

@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -20,6 +21,11 @@ from bench.load import Connection, Endpoint, LoadFailed, Reply
 PLAIN = json.dumps({"choices": [{"message": {"content": "a b"}}]}).encode()
 EVENTS = [json.dumps({"choices": [{"delta": {"content": text}}]}) for text in ("a ", "b")]
 STREAM = "".join(f"data: {event}\n\n" for event in (*EVENTS, "[DONE]")).encode()
+
+GRACE_S = 120.0
+"""For answers that come, on however slow a machine."""
+SECONDS_MAX = 60
+"""Of wrk, which stops by the clock, until it has done what a test looks for."""
 
 Answering = Callable[[bytes], bytes | None]
 
@@ -171,7 +177,9 @@ def test_a_constant_rate_sends_every_request_and_counts_bad_answers() -> None:
     """Answers and errors add up to what was due."""
     seen = itertools.count()
     with serving(lambda request: framed(PLAIN, 200 if next(seen) % 2 else 500)) as endpoint:
-        met = rate.constant_rate(endpoint, turns(endpoint, load.PROGRAMS), rate_per_s=2000, duration_s=0.02)
+        met = rate.constant_rate(
+            endpoint, turns(endpoint, load.PROGRAMS), rate_per_s=2000, duration_s=0.02, grace_s=GRACE_S
+        )
     assert (met.answered, met.unanswered, met.errors) == (40, 0, 20)
 
 
@@ -180,7 +188,7 @@ def test_a_request_that_waits_for_a_connection_is_charged_from_when_it_was_due()
     release = threading.Event()
 
     def hang(request: bytes) -> None:
-        release.wait(30)
+        release.wait(GRACE_S)
 
     with serving(hang) as endpoint, load.connections(endpoint.port, 1) as opened:
         run = rate._Rate(opened, turns(endpoint), rate_per_s=1000, count=8)
@@ -192,11 +200,21 @@ def test_a_request_that_waits_for_a_connection_is_charged_from_when_it_was_due()
     assert waits[-1] == pytest.approx(0.051)
 
 
+def test_requests_that_a_client_could_not_even_send_count_as_unanswered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that stands still from the start to the end has met nothing, not a perfect gateway."""
+    clock = itertools.chain([0.0], itertools.repeat(1000.0))
+    monkeypatch.setattr(rate, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    run = rate._Rate([], [], rate_per_s=100, count=8)
+    run.run(grace_s=0.5)
+    assert (run.unanswered, len(run.latencies_s)) == (8, 8)
+    assert run.latencies_s == pytest.approx([0.58 - 0.01 * number for number in range(8)])
+
+
 def test_a_constant_rate_counts_a_connection_that_closes_and_goes_on() -> None:
     """A hang-up costs one request, not the measurement."""
     seen = itertools.count()
     with serving(lambda request: None if next(seen) == 0 else engine(request)) as endpoint:
-        met = rate.constant_rate(endpoint, turns(endpoint), rate_per_s=1000, duration_s=0.01)
+        met = rate.constant_rate(endpoint, turns(endpoint), rate_per_s=1000, duration_s=0.01, grace_s=GRACE_S)
     assert (met.answered, met.errors) == (10, 1)
 
 
@@ -229,10 +247,13 @@ def test_wrk_sends_32_programs_with_well_formed_turns(threads: int) -> None:
         bodies.add(content)
         return engine(request)
 
-    with serving(answer) as endpoint:
-        met = wrk.run(endpoint, 0, 1, stream=True, prefix="aaaaaaaa", threads=threads)
     expected = [load.program_id("aaaaaaaa", number) for number in range(load.PROGRAMS)]
-    assert met.requests > 0 and met.errors == 0
+    with serving(answer) as endpoint:
+        for _ in range(SECONDS_MAX):  # a busy machine may not come to all of them in one
+            met = wrk.run(endpoint, 0, 1, stream=True, prefix="aaaaaaaa", threads=threads)
+            assert met.errors == 0
+            if len(ids) >= len(expected):
+                break
     assert sorted(ids) == [program.encode() for program in expected]
     assert bodies == {load.body("m", program, stream=True) for program in expected}
 
@@ -248,8 +269,12 @@ def test_wrk_never_sends_a_fresh_program_twice() -> None:
         return engine(request)
 
     with serving(answer) as endpoint:
-        wrk.run(endpoint, 0, 1, stream=False, prefix="aaaaaaaa", fresh=True, extra={"X-Loadwise-Final": "1"})
-    assert ids and len(set(ids)) == len(ids)
+        for second in range(SECONDS_MAX):
+            prefix = f"{second:08}"
+            wrk.run(endpoint, 0, 1, stream=False, prefix=prefix, fresh=True, extra={"X-Loadwise-Final": "1"})
+            if len(ids) > load.PROGRAMS:
+                break
+    assert len(ids) > load.PROGRAMS and len(set(ids)) == len(ids)
 
 
 def test_a_stream_is_read_chunk_by_chunk_to_its_end_mark() -> None:
