@@ -48,6 +48,19 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@contextlib.contextmanager
+def reserved_port() -> Iterator[int]:
+    """A loopback port that nobody else is given while the block lasts.
+
+    It is bound and never listens, so that who reuses addresses or ports, as servers do, may listen there.
+    """
+    with socket.socket() as reserved:
+        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+            reserved.setsockopt(socket.SOL_SOCKET, option, 1)
+        reserved.bind(("127.0.0.1", 0))
+        yield int(reserved.getsockname()[1])
+
+
 class Pinned:
     """One running process on one core, with what it printed kept in a file that has no name."""
 

@@ -21,7 +21,7 @@ from bench.agents import prometheus
 from bench.judges.endpoints import LlamaEndpoint, OpenAIEndpoint
 from bench.judges.tiny_gguf import write_gguf
 from bench.judges.tiny_model import write_model
-from bench.pinned import ProcessFailed, free_port
+from bench.pinned import ProcessFailed, reserved_port
 from loadwise.emulator.metrics import read_signals
 from loadwise.sim.vllm_engine import VllmEngineSpec
 
@@ -76,8 +76,8 @@ def vllm() -> Iterator[Callable[[int], Any]]:
 def vllm_server() -> Iterator[str]:
     """The same; gives its root."""
     python = python_of("LOADWISE_VLLM_PYTHON")
-    spec, port = VLLM_SPEC, free_port()
-    with tempfile.TemporaryDirectory() as folder:
+    spec = VLLM_SPEC
+    with reserved_port() as port, tempfile.TemporaryDirectory() as folder:
         model = write_model(Path(folder) / "tiny")
         argv = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name", "m"]
         argv += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--load-format", "dummy"]
@@ -160,8 +160,8 @@ def llamacpp_server() -> Iterator[str]:
     """The same; gives its root."""
     if importlib.util.find_spec("xllamacpp") is None:
         raise Absent("xllamacpp is not installed: pip install 'loadwise[real]'")
-    script, port = Path(__file__).with_name("llama_server.py"), free_port()
-    with tempfile.TemporaryDirectory() as folder:
+    script = Path(__file__).with_name("llama_server.py")
+    with reserved_port() as port, tempfile.TemporaryDirectory() as folder:
         weights = write_gguf(Path(folder) / "tiny.gguf")
         argv = [sys.executable, str(script), str(weights), str(LLAMA_SLOTS), str(LLAMA_SLOT_TOKENS), str(port)]
         with running(argv, dict(os.environ)) as process:
