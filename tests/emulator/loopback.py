@@ -14,6 +14,8 @@ from loadwise.sim.simple_engine import SimpleEngineSpec
 from loadwise.wire.client import Attempt, Upstream
 
 SCALE = 200.0
+LIMIT_S = 120.0
+"""Of one wait for what must come, on however slow a machine."""
 
 
 class Answer:
@@ -69,7 +71,7 @@ class Client:
 
     async def ask(self, body: Any, path: bytes = b"/chat/completions", headers: bytes = b"") -> Answer:
         answer = self.send(body, path, headers)
-        await asyncio.wait_for(answer.over, 20)
+        await asyncio.wait_for(answer.over, LIMIT_S)
         return answer
 
     async def get(self, path: str) -> bytes:

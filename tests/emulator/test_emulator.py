@@ -19,7 +19,7 @@ from loadwise.sim.scenario import load_scenario
 from loadwise.sim.servers_engine import ServersEngineSpec
 from loadwise.sim.simple_engine import SimpleEngineSpec
 
-from .loopback import chat, on_loop, running, says
+from .loopback import LIMIT_S, chat, on_loop, running, says
 
 ROOT = Path(__file__).parents[2]
 
@@ -200,11 +200,9 @@ async def test_completions_hit_by_their_text() -> None:
 
 async def settled(client: Any) -> None:
     """Until the server has noticed what its client did."""
-    for _ in range(500):
-        if client.backend.driver.n_open == 0:
-            return
-        await asyncio.sleep(0.002)
-    raise AssertionError("the engine still runs a request that nobody waits for")
+    async with asyncio.timeout(LIMIT_S):
+        while client.backend.driver.n_open:
+            await asyncio.sleep(0.002)
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
@@ -215,7 +213,7 @@ async def test_a_client_that_leaves_frees_the_engine(is_stream: bool) -> None:
     async with running(says("x" * 4000, 1000), engine=engine, scale=20) as client:
         answer = client.send(chat("y" * 4000, stream=is_stream))
         if is_stream:
-            await asyncio.wait_for(answer.begun, 10)
+            await asyncio.wait_for(answer.begun, LIMIT_S)
         else:
             while client.backend.driver.signals()["n_running"] == 0:
                 await asyncio.sleep(0.002)
@@ -236,7 +234,7 @@ async def test_a_full_queue_is_503_with_retry_after() -> None:
     engine = SimpleEngineSpec(slots=1, max_waiting=1, decode_steps_per_s=1.0)
     async with running(says("x", 100_000), engine=engine, scale=1) as client:
         answers = [client.send(chat(f"{i}")) for i in range(3)]
-        done, _ = await asyncio.wait([a.over for a in answers], return_when=asyncio.FIRST_COMPLETED, timeout=10)
+        done, _ = await asyncio.wait([a.over for a in answers], return_when=asyncio.FIRST_COMPLETED, timeout=LIMIT_S)
         assert len(done) == 1
         (refused,) = [a for a in answers if a.over.done()]
         assert refused.status == 503 and refused.headers[b"retry-after"] == b"1"
@@ -345,12 +343,12 @@ async def test_emulate_runs_until_told_to_stop() -> None:
 
     options = EmulateOptions(models=("m", "n"), scale=100.0, output_tokens=3.0)
     task = asyncio.create_task(emulate(options, is_ready, stop))
-    await asyncio.wait_for(ready.wait(), 10)
+    await asyncio.wait_for(ready.wait(), LIMIT_S)
     async with openai.AsyncOpenAI(base_url=handles[0].urls["n"], api_key="x", max_retries=0) as sdk:
         answer = await sdk.completions.create(model="n", prompt="hi")
     assert answer.usage is not None and answer.usage.completion_tokens == 3
     stop.set()
-    await asyncio.wait_for(task, 10)
+    await asyncio.wait_for(task, LIMIT_S)
 
 
 def test_scenarios_can_be_emulated() -> None:
