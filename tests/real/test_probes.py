@@ -30,8 +30,11 @@ N_AT_ONCE = 5
 """More than llama.cpp has slots, so that some wait there."""
 ROUNDS_MAX = 30
 """On a busy machine a whole round may pass between two looks."""
+UNUSED = ROUNDS_MAX * N_AT_ONCE
+"""A prompt that no round asks."""
 WORDS = 120
-SETTLE_S = 30.0
+SETTLE_S = 300.0
+"""For what must come, on however busy a machine."""
 
 
 class Kind(NamedTuple):
@@ -177,13 +180,13 @@ def test_load_is_seen_while_it_is_there_and_gone_after(site: Site) -> None:
     before = site.until(lambda found: found["n_running"][0] == 0 if "n_running" in found else False)
     usages: list[dict[str, Any]] = []
     began_at_s = time.monotonic()
-    full = {"n_running": site.kind.n_running_max}
+    full = {"n_running": float(site.kind.n_running_max)}
     if site.kind.n_running_max < N_AT_ONCE:
-        full["n_waiting"] = N_AT_ONCE - site.kind.n_running_max
+        full["n_waiting"] = float(N_AT_ONCE - site.kind.n_running_max)
     seen: list[dict[str, tuple[float, float]]] = []
     for number in range(0, ROUNDS_MAX * N_AT_ONCE, N_AT_ONCE):
         seen += looked_at(site, number, usages)
-        if all(most(seen, name) >= n for name, n in full.items()):
+        if all(most(seen, name) >= n for name, n in full.items()) and most(seen, "kv_usage_ratio") > 0.0:
             break
     took_s = time.monotonic() - began_at_s
     assert usages and len(usages) % N_AT_ONCE == 0
@@ -193,7 +196,7 @@ def test_load_is_seen_while_it_is_there_and_gone_after(site: Site) -> None:
     fullest = most(seen, "kv_usage_ratio")
     most_tokens = sum(usage["total_tokens"] for usage in usages)
     assert 0.0 < fullest <= 1.0 and fullest <= 1.3 * most_tokens / site.kind.kv_tokens + 0.05
-    assert min(found["n_running"][1] for found in seen) < 1.0
+    site.until(lambda found: found["n_running"][1] < 1.0)
     assert_settled(site, before.get("generation_tokens", (0.0, 0.0))[0] + spoken(usages), took_s)
 
 
@@ -218,7 +221,7 @@ def test_prefix_hits_are_counted_in_tokens(site: Site) -> None:
     """A prompt asked again is found in the cache: as many tokens as the answer's usage says, out of all that were
     asked for."""
     before = site.signals()
-    usages = [site.ask(prompt(90), 2), site.ask(prompt(90), 2)]
+    usages = [site.ask(prompt(UNUSED), 2), site.ask(prompt(UNUSED), 2)]
     cached = sum((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0 for usage in usages)
     asked = sum(usage["prompt_tokens"] for usage in usages)
     assert cached > 0
@@ -234,17 +237,21 @@ def test_prefix_hits_are_counted_in_tokens(site: Site) -> None:
 
 def test_the_doctor_shows_what_there_is(site: Site) -> None:
     """`loadwise doctor` on the same engine: every expected signal with its age, none missing, the engine's own size."""
-    argv = [sys.executable, "-m", "loadwise", "doctor", str(site.pool)]
-    done = subprocess.run([*argv, "--json"], capture_output=True, text=True, timeout=120, check=False)
+    site.until(lambda found: "n_running" in found and found["n_running"][0] == found["n_waiting"][0] == 0.0)
+    argv = [sys.executable, "-m", "loadwise", "doctor", str(site.pool), "--timeout-s", str(SETTLE_S)]
+    began_at_s = time.monotonic()
+    done = subprocess.run([*argv, "--json"], capture_output=True, text=True, timeout=SETTLE_S, check=False)
+    took_s = time.monotonic() - began_at_s
     assert done.returncode == 0, done.stdout + done.stderr
     (report,) = json.loads(done.stdout)["backends"]
     needs_two_looks = {"e2e_s", "first_token_s", "inter_token_s", "prefix_hit_ratio"}
     assert site.kind.always - needs_two_looks <= set(report["signals"]), report["signals"]
-    assert report["missing_signals"] == [] and 0.0 <= report["signals_age_s"] < 5.0
+    assert report["missing_signals"] == []
+    assert 0.0 <= report["signals_age_s"] < took_s, "read by this doctor, not before"
     assert report["signals"]["kv_tokens"] == site.kind.kv_tokens
     assert report["signals"]["n_running"] == report["signals"]["n_waiting"] == 0.0
-    told = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True).stdout
+    told = subprocess.run(argv, capture_output=True, text=True, timeout=SETTLE_S, check=True).stdout
     assert "n_running=0" in told and "s old)" in told
-    live = site.signals()
-    assert site.kind.always <= set(live), sorted(site.kind.always - set(live))
-    assert all(age_s < 5.0 for name, (_, age_s) in live.items() if name in ("n_running", "kv_tokens", "n_slots"))
+    live = site.until(lambda found: site.kind.always <= set(found))
+    fresh = {"n_running", "kv_tokens", "n_slots"} & set(live)
+    site.until(lambda found: all(found[name][1] < 5.0 for name in fresh))

@@ -56,7 +56,7 @@ def test_a_code_task_is_judged_in_the_sandbox(tmp_path: Path, text: str, wanted:
         async with site(Engine(says(message(text))), journal=tmp_path, task_types=TYPES) as s:
             await s.chat("p", "Write add(a, b).", headers={"X-Loadwise-Task-Type": "code"})
             await s.finish("p", {"references": {"tests": TESTS}})
-            await until(lambda: s.program("p").verdict is not None, limit_s=40.0)  # type: ignore[union-attr]
+            await until(lambda: s.program("p").verdict is not None)  # type: ignore[union-attr]
             program = s.program("p")
             assert program is not None and program.verdict is not None
             assert program.verdict.verdict == wanted, program.verdict
@@ -89,11 +89,8 @@ async def test_killed_with_its_verification_running_it_is_judged_after_the_resta
     assert len(list((tmp_path / "unjudged").glob("*.case"))) == 1
     second = await serve(config, journal=str(tmp_path))
     assert any("judged again" in text for text in second.said)
-    for _ in range(400):
-        verdict = (await second.ask("GET", "/v1/programs/p")).json["verdict"]
-        if verdict is not None:
-            break
-        await asyncio.sleep(0.05)
+    while (verdict := (await second.ask("GET", "/v1/programs/p")).json["verdict"]) is None:
+        await asyncio.sleep(0.05)  # the test's own limit bounds it
     assert verdict["verdict"] == "pass" and verdict["verifier"] == "code", verdict
     assert (await second.ask("GET", "/v1/programs/p")).json["is_credited"]
     second.terminate()
@@ -167,7 +164,7 @@ def test_a_patch_is_judged_in_the_sandbox(name: str) -> None:
         async with site(Engine(says(message("done"))), task_types=types) as s:
             await s.chat("p", "Mend add.", headers={"X-Loadwise-Task-Type": "code"})
             await s.finish("p", {**PATCHED, "artefacts": {"patch": patch}})
-            await until(lambda: s.program("p").verdict is not None, limit_s=50.0)  # type: ignore[union-attr]
+            await until(lambda: s.program("p").verdict is not None)  # type: ignore[union-attr]
             verdict = s.program("p").verdict  # type: ignore[union-attr]
             assert verdict is not None and verdict.verdict == wanted, verdict
             assert verdict.explanation and not [text for text in s.said if "NOT trusted" in text]
