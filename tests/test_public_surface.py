@@ -40,7 +40,7 @@ def loaded_after(statement: str) -> set[str]:
         [sys.executable, "-c", program],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
         stdin=subprocess.DEVNULL,
     )

@@ -33,7 +33,7 @@ def lint(root: Path) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PYTHONPATH": str(root / "src")},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
 
 

@@ -50,7 +50,7 @@ def running(*argv: str | Path) -> Iterator[Any]:
         yield json.loads(line)
     finally:
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert "Traceback" not in err
 

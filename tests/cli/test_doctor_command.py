@@ -22,7 +22,7 @@ def pool(tmp_path: Path) -> Path:
 
 def test_what_is_broken_has_status_one(pool: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In words and in JSON."""
-    ran = run(capsys, "doctor", pool, "--timeout-s", "1")
+    ran = run(capsys, "doctor", pool, "--timeout-s", "60")
     assert ran.status == 1
     assert "something is broken" in ran.out
     assert "cannot be reached at http://127.0.0.1:1/v1" in ran.out
@@ -30,7 +30,7 @@ def test_what_is_broken_has_status_one(pool: Path, capsys: pytest.CaptureFixture
     heading = ran.out.splitlines()[0].split()
     assert heading[0] == "backend" and "signals" not in heading  # they have lines of their own
     assert sum(line.startswith("signals  ") for line in ran.out.splitlines()) == 2
-    said = run(capsys, "doctor", pool, "--timeout-s", "1", "--json").json
+    said = run(capsys, "doctor", pool, "--timeout-s", "60", "--json").json
     assert said["broken"] is True
     assert [backend["name"] for backend in said["backends"]] == ["a", "b.1"]
     assert {"level", "subject", "text"} == set(said["findings"][0])
@@ -59,7 +59,7 @@ def doctor_arguments(pool: Path) -> argparse.Namespace:
 
     parser = Parser()
     doctor.add_arguments(parser)
-    return parser.parse_args([str(pool), "--timeout-s", "1"])
+    return parser.parse_args([str(pool), "--timeout-s", "60"])
 
 
 def test_a_wrong_file_or_flag_has_status_two(pool: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,7 +67,7 @@ def test_hash_is_equal_in_another_process() -> None:
             capture_output=True,
             text=True,
             check=True,
-            timeout=60,
+            timeout=300,
         ).stdout
         for seed in ("0", "1")
     }

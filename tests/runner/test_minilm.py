@@ -22,6 +22,10 @@ needs_model = pytest.mark.skipif(
 )
 
 
+LIMIT_S = 120.0
+"""Of one wait for what must come, on however slow a machine."""
+
+
 class FakeModel:
     """Gives one-hot vectors by length; blocks while `gate` is closed, breaks on the word `break`."""
 
@@ -38,7 +42,7 @@ class FakeModel:
     def embed(self, texts: list[str]) -> Any:
         self.batches.append(list(texts))
         self.is_running.set()
-        self.gate.wait(10)
+        self.gate.wait(LIMIT_S)
         if any("break" in text for text in texts):
             raise RuntimeError("broken")
         return np.eye(WIDTH, dtype=np.float32)[[len(text) % WIDTH for text in texts]]
@@ -58,7 +62,7 @@ class Heard:
 
     def wait(self, n: int) -> list[Reading]:
         with self._more:
-            assert self._more.wait_for(lambda: len(self.said) >= n, 10)
+            assert self._more.wait_for(lambda: len(self.said) >= n, LIMIT_S)
             return list(self.said)
 
 
@@ -144,7 +148,7 @@ def test_waiting_texts_are_embedded_together(embedder: MiniLMEmbedder, model: Fa
     heard = Heard()
     model.gate.clear()
     embedder.submit("first", heard)
-    assert model.is_running.wait(10)
+    assert model.is_running.wait(LIMIT_S)
     for n in range(20):
         embedder.submit(f"text {n}", heard)
     model.gate.set()
@@ -159,7 +163,7 @@ def test_a_full_queue_gives_no_embedding_at_once(
     model.gate.clear()
     waiting, late = Heard(), Heard()
     embedder.submit("first", waiting)
-    assert model.is_running.wait(10)
+    assert model.is_running.wait(LIMIT_S)
     for n in range(reader.QUEUE_MAX):
         embedder.submit(f"text {n}", waiting)
     embedder.submit("one too many", late)
@@ -174,14 +178,14 @@ def test_closing_answers_everybody(embedder: MiniLMEmbedder, model: FakeModel) -
     heard, late = Heard(), Heard()
     model.gate.clear()
     embedder.submit("running", heard)
-    assert model.is_running.wait(10)
+    assert model.is_running.wait(LIMIT_S)
     for n in range(5):
         embedder.submit(f"text {n}", heard)
     closer = threading.Thread(target=embedder.close)
     closer.start()
     assert heard.wait(5) == [UNREAD] * 5
     model.gate.set()
-    closer.join(10)
+    closer.join(LIMIT_S)
     assert len(heard.said) == 6
     assert heard.said[-1].components
     embedder.submit("late", late)

@@ -145,7 +145,7 @@ def on_loop(test):
 
     @wraps(test)
     def run():
-        asyncio.run(asyncio.wait_for(test(), 30))
+        asyncio.run(asyncio.wait_for(test(), 120))
 
     return run
 
@@ -250,7 +250,7 @@ async def test_judging_one_program_is_bounded():
     s = Site(Asks(), sleeps_s=1.0, program_max_s=0.01)  # the loop's own clock ends it
     s.verification.start()
     s.submit("p")
-    await asyncio.wait_for(_until(lambda: s.verdicts), 5)
+    await _until(lambda: s.verdicts)
     assert "took longer than 0.01 s" in s.verdicts["p"].explanation
     await s.verification.close()
 

@@ -97,7 +97,7 @@ def loop_test(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
 
     @wraps(test)
     def run() -> None:
-        uvloop.run(asyncio.wait_for(test(), 30))
+        uvloop.run(asyncio.wait_for(test(), 120))
 
     return run
 

@@ -26,7 +26,7 @@ def on_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
     @wraps(test)
     def run(**fixtures: object) -> None:
-        uvloop.run(asyncio.wait_for(test(**fixtures), 30))
+        uvloop.run(asyncio.wait_for(test(**fixtures), 120))
 
     return run
 
