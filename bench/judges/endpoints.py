@@ -10,7 +10,10 @@ import numpy as np
 
 from bench.agents import Answered, Events, Script, Turn
 from bench.judges.tiny_model import FIRST_WORD, VOCABULARY
-from loadwise.wire.client import Upstream
+from loadwise.wire.client import Timeouts, Upstream
+
+PATIENT = Timeouts(connect_s=1800.0, first_byte_s=1800.0, idle_s=1800.0)
+"""What an engine found is asked, not how fast: on a busy machine a token may take a minute."""
 
 JSON_HEAD = b"content-type: application/json\r\n"
 
@@ -60,8 +63,8 @@ class OpenAIEndpoint:
             metrics_url: Where the page is, if not beside `url`.
             has_token_ids: The server gives back ids (`return_token_ids`); else they are read from its words.
         """
-        self._upstream = Upstream(url)
-        self._metrics = Upstream(metrics_url) if metrics_url else self._upstream
+        self._upstream = Upstream(url, timeouts=PATIENT)
+        self._metrics = Upstream(metrics_url, timeouts=PATIENT) if metrics_url else self._upstream
         self._read = read
         self._has_token_ids = has_token_ids
         self._contexts = Contexts(seed)
@@ -98,7 +101,7 @@ class OpenAIEndpoint:
         return Answered(usage["prompt_tokens"], details.get("cached_tokens") or 0)
 
     async def signals(self) -> Mapping[str, float]:
-        return self._read((await self._metrics.get("/metrics", from_root=True, timeout_s=20.0)).body.decode())
+        return self._read((await self._metrics.get("/metrics", from_root=True, timeout_s=PATIENT.idle_s)).body.decode())
 
     async def close(self) -> None:
         """Hang up."""
@@ -111,7 +114,7 @@ class LlamaEndpoint:
     """llama.cpp's own `/completion`, which takes and gives token ids."""
 
     def __init__(self, url: str, *, seed: int = 0) -> None:
-        self._upstream = Upstream(url.removesuffix("/v1"))
+        self._upstream = Upstream(url.removesuffix("/v1"), timeouts=PATIENT)
         self._contexts = Contexts(seed)
 
     async def ask(self, program: int, turn: Turn, script: Script, hear: Callable[[int], None]) -> Answered:

@@ -131,7 +131,7 @@ def dynamo() -> Iterator[Callable[[int], Any]]:
             running(worker, common | {"DYN_SYSTEM_PORT": str(metrics_port)}),
             running(front, common) as process,
         ):
-            wait_until_up(process, f"http://127.0.0.1:{port}/v1/models", b'"m"', limit_s=20.0)
+            wait_until_up(process, f"http://127.0.0.1:{port}/v1/models", b'"m"')
             yield lambda seed: OpenAIEndpoint(
                 f"http://127.0.0.1:{port}/v1",
                 read_dynamo,

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from loadwise.runner.sandbox import missing_for_bubblewrap
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 collect_ignore = ["vllm_steps.py"]
+PATIENCE_S = 300.0
 
 
 def lacking() -> str:
@@ -24,6 +26,15 @@ def lacking() -> str:
         plain = ["setpriv", "--reuid=61000", "--regid=61000", "--clear-groups", "--bounding-set=-all", *plain]
     done = subprocess.run(plain, capture_output=True, check=False)
     return "" if done.returncode == 0 else f"bwrap makes no namespaces here: {done.stderr[-100:].decode()}".strip()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def patience() -> Iterator[None]:
+    """An engine on a busy machine is slow to show its metrics while it computes: no test calls it down for that."""
+    with pytest.MonkeyPatch.context() as patched:
+        for name in ("gateway.serve.FIRST_LOOK_S", "gateway.probe.TIMEOUT_S", "gateway.turns.EMBEDDING_MAX_S"):
+            patched.setattr(f"loadwise.{name}", PATIENCE_S)
+        yield
 
 
 @pytest.fixture(scope="session")

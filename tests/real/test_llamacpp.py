@@ -20,6 +20,9 @@ from loadwise.journal.parity import replay  # noqa: E402
 from loadwise.settings import parse_config  # noqa: E402
 
 MODEL = weights.MODEL
+LIMIT_S = 1800.0
+PATIENCE = {"first_byte_timeout_s": LIMIT_S, "idle_timeout_s": LIMIT_S}
+"""On a busy machine a token may take a minute: the threads of an engine wait for each other."""
 SHORT = {"max_tokens": 12, "temperature": 0}
 
 
@@ -36,7 +39,9 @@ def gateway(engine_url: str, tmp_path: Path) -> Iterator[Gateway]:
     config = parse_config(
         {
             "models": {MODEL: {"usd_per_million": {"input": 0.02, "output": 0.02}}},
-            "backends": [{"name": "cpu", "model": MODEL, "url": engine_url, "engine": "llamacpp", "slots": 2}],
+            "backends": [
+                {"name": "cpu", "model": MODEL, "url": engine_url, "engine": "llamacpp", "slots": 2, **PATIENCE}
+            ],
         }
     )
     thread = LoopThread("gateway")
@@ -56,7 +61,9 @@ def ask(text: str) -> list[dict[str, str]]:
 def test_an_agent_is_served_judged_and_explained_and_the_journal_replays(gateway: Gateway, tmp_path: Path) -> None:
     """OpenAI SDK, real model, verdict, why; and the live journal gives the same commands again (law L7)."""
     headers = {"X-Session-ID": "agent-1"}
-    with openai.OpenAI(base_url=gateway.url + "/v1", api_key="unused", default_headers=headers) as client:
+    with openai.OpenAI(
+        base_url=gateway.url + "/v1", api_key="unused", timeout=LIMIT_S, default_headers=headers
+    ) as client:
         first = client.chat.completions.create(model="auto", messages=ask("What is 7 + 8?"), **SHORT)
         said = first.choices[0].message.content
         messages = [*ask("What is 7 + 8?"), {"role": "assistant", "content": said}, *ask("And 9 + 9?")]
@@ -74,7 +81,7 @@ def test_an_agent_is_served_judged_and_explained_and_the_journal_replays(gateway
 
 def test_streams_in_a_row_survive_an_engine_that_closes_after_each(gateway: Gateway) -> None:
     """llama.cpp closes the connection after a streamed reply although it advertises keep-alive; no request is lost."""
-    with openai.OpenAI(base_url=gateway.url + "/v1", api_key="unused", max_retries=0) as client:
+    with openai.OpenAI(base_url=gateway.url + "/v1", api_key="unused", timeout=LIMIT_S, max_retries=0) as client:
         for number in range(12):
             stream = client.chat.completions.create(
                 model="auto", messages=ask(f"Say the number {number}."), stream=True, max_tokens=4, temperature=0
@@ -91,11 +98,11 @@ def test_streams_in_a_row_survive_an_engine_that_closes_after_each(gateway: Gate
 
 def test_signals_of_the_real_engine_are_read(gateway: Gateway) -> None:
     """llama.cpp's own metrics become signals with an age."""
-    with openai.OpenAI(base_url=gateway.url + "/v1", api_key="unused") as client:
+    with openai.OpenAI(base_url=gateway.url + "/v1", api_key="unused", timeout=LIMIT_S) as client:
         client.chat.completions.create(model="auto", messages=ask("Hello"), **SHORT)
         client.get("/models", cast_to=object)
     state = gateway.host.router.backends.by_id
-    give_up_at_s = time.monotonic() + 300.0
+    give_up_at_s = time.monotonic() + LIMIT_S
     while not {name for backend in state.values() for name in tuple(backend.signals)} >= {"n_running", "n_waiting"}:
         assert time.monotonic() < give_up_at_s, state  # a busy engine shows them late
         time.sleep(0.05)
