@@ -31,7 +31,7 @@ RIGHT = HEAD + "+    return a + b\n"
 
 def grader(framework: str = "unittest", **options: Any) -> PatchTests:
     """The verifier, with this Python."""
-    limits = {"total_s": 20.0, "allow_unshielded": True, **options}
+    limits = {"total_s": 240.0, "allow_unshielded": True, **options}
     made = verifier("patch", framework=framework, **{"python": [sys.executable], **limits})
     assert isinstance(made, PatchTests)
     return made

@@ -19,10 +19,14 @@ PASS, FAIL, ABSTAIN = VerdictKind.PASS, VerdictKind.FAIL, VerdictKind.ABSTAIN
 CHECK = "def check(candidate):\n    assert candidate(2, 3) == 5\n    assert candidate(-1, 1) == 0"
 
 
+HASTY = {"call_s": 3.0, "total_s": 10.0}
+"""For code that may hang."""
+
+
 def coder(**options: Any) -> UnitTests:
-    """The verifier, with this Python and short limits."""
+    """The verifier, with this Python and limits that right code keeps on however slow a machine."""
     made = verifier(
-        "code", python=[sys.executable], allow_unshielded=True, **{"call_s": 3.0, "total_s": 10.0, **options}
+        "code", python=[sys.executable], allow_unshielded=True, **{"call_s": 60.0, "total_s": 240.0, **options}
     )
     assert isinstance(made, UnitTests)
     return made
@@ -30,9 +34,16 @@ def coder(**options: Any) -> UnitTests:
 
 def grade(code: str, tests: str | list[str] = CHECK, entry: str = "add", **references: str) -> Verdict:
     """Run the tests against the code."""
+    return graded_within({}, code, tests, entry, **references)
+
+
+def graded_within(
+    limits: dict[str, float], code: str, tests: str | list[str] = CHECK, entry: str = "add", **references: str
+) -> Verdict:
+    """The same under limits."""
     text = tests if isinstance(tests, str) else json.dumps(tests)
     case = Case(artefacts={"code": code}, references={"tests": text, "entry_point": entry, **references}, nonce="n1")
-    return judged(coder(), case)
+    return judged(coder(**limits), case)
 
 
 def test_a_right_function_passes_and_a_wrong_one_fails() -> None:
@@ -67,7 +78,7 @@ def test_a_right_function_passes_and_a_wrong_one_fails() -> None:
 )
 def test_code_that_leaves_hangs_or_is_none_fails(code: str) -> None:
     """Leaving with success is no success."""
-    assert grade(code).verdict is FAIL
+    assert graded_within(HASTY, code).verdict is FAIL
 
 
 @pytest.mark.parametrize(
@@ -233,13 +244,13 @@ def test_programs_with_input_and_output() -> None:
     """Each pair is a run of its own; blanks at the ends of lines do not count."""
     pairs = json.dumps([{"input": "1 2\n", "output": "3\n"}, {"input": "5 5\n", "output": "10"}])
 
-    def run(code: str) -> VerdictKind:
-        return judged(coder(), Case(artefacts={"code": code}, references={"pairs": pairs})).verdict
+    def run(code: str, **limits: float) -> VerdictKind:
+        return judged(coder(**limits), Case(artefacts={"code": code}, references={"pairs": pairs})).verdict
 
     assert run("print(sum(map(int, input().split())), '')") is PASS
     assert run("print(3)") is FAIL
     assert run("import sys; sys.exit(3)") is FAIL
-    assert run("while True: pass") is FAIL
+    assert run("while True: pass", **HASTY) is FAIL
 
 
 def test_tests_that_assert_nothing_or_cannot_be_sent_abstain() -> None:
@@ -457,7 +468,7 @@ while True:
 def test_an_impostor_of_the_candidates_process_convinces_nobody(frame: bytes) -> None:
     """Code that speaks our own protocol can say values, and a wrong or unreadable value fails."""
     code = IMPOSTOR.replace("FRAME", repr(frame))
-    found = grade(code, "def check(candidate):\n    assert candidate(2, 3) == 5")
+    found = graded_within(HASTY, code, "def check(candidate):\n    assert candidate(2, 3) == 5")
     assert found.verdict is FAIL, found.explanation
 
 
