@@ -11,9 +11,11 @@ import pytest
 from engines import METRICS, Behaviour, Call, Engine, fails, hangs, resets, says, writes
 from sites import UNTIL_S, on_loop, pool, site, until
 
+from loadwise.gateway.probe import MISSES_MAX
 from loadwise.gateway.serve import start
 from loadwise.kernel.errors import ConfigError
 from loadwise.settings import parse_config
+from loadwise.wire.client import Answer, UpstreamError
 
 
 async def closed_port() -> Engine:
@@ -323,6 +325,29 @@ async def test_slow_metrics_are_no_dead_backend(monkeypatch: pytest.MonkeyPatch)
         await probe.poll()
         assert (probe.is_reachable, state.health) == (None, "up")
         looks += [hangs]
+        await probe.poll()
+        assert (probe.is_reachable, state.health) == (False, "down")
+
+
+@on_loop
+async def test_an_engine_that_answers_turns_is_not_down_however_slow_its_metrics() -> None:
+    """Ten looks run out of time while turns are answered: alive. Three while nothing is heard: down."""
+    engine, _ = await probed()
+    async with site(engine, config=pool(engine), probe_interval_s=600.0) as s:
+        probe, state = s.gateway.probes[0], s.router.backends.by_id["a"]
+        n_turns = 10
+
+        async def runs_out_of_time(path: str, *, from_root: bool = True) -> Answer:
+            nonlocal n_turns
+            if n_turns > 0:
+                n_turns -= 1
+                assert (await s.chat()).status == 200
+            raise UpstreamError("first_byte_timeout", "nothing within 2 s")
+
+        probe._ask = runs_out_of_time  # type: ignore[method-assign]
+        for _ in range(10 + MISSES_MAX - 1):
+            await probe.poll()
+            assert (probe.is_reachable, state.health) == (True, "up")
         await probe.poll()
         assert (probe.is_reachable, state.health) == (False, "down")
 

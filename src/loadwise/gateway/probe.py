@@ -5,8 +5,9 @@ instead. A signal that cannot be read is absent, never zero. Readings that did n
 that a signal's age says when it was last known to be true. No decision ever waits for a probe.
 
 A backend is called down when nobody listens there, or after `MISSES_MAX` looks in a row without a good answer: a busy
-engine may be slow to show its metrics. A cooldown that failed calls have earned it is the router's, and runs out by
-itself: that the backend can be reached says nothing of the calls that it does not answer.
+engine may be slow to show its metrics. One that goes on answering turns meanwhile is only slow, for however long. A
+cooldown that failed calls have earned it is the router's, and runs out by itself: that the backend can be reached says
+nothing of the calls that it does not answer.
 """
 
 import asyncio
@@ -100,10 +101,13 @@ class Probe:
 
     async def _look(self, path: str, bodies: dict[str, bytes], *, from_root: bool) -> bool:
         """Whether the backend gives a sign of life; a good page goes into `bodies`."""
+        n_heard = self._link.upstream.n_heard
         try:
             answer = await self._ask(path, from_root=from_root)
         except UpstreamError as error:
-            self._miss(str(error), is_slow="timeout" in error.kind, is_refused=error.kind == "refused")
+            is_slow = "timeout" in error.kind
+            if not is_slow or self._link.upstream.n_heard == n_heard:
+                self._miss(str(error), is_slow=is_slow, is_refused=error.kind == "refused")
             return False
         # 501 is how llama.cpp says that its metrics are off: it is alive.
         if answer.status >= 500 and answer.status != 501:

@@ -210,6 +210,7 @@ class EngineConnection(asyncio.Protocol):
             self._transport.abort()
             return
         self._heard = True
+        self._upstream.n_heard += 1
         fault = ""
         try:
             self._parser.feed_data(data)  # type: ignore[union-attr]

@@ -144,6 +144,8 @@ class Upstream:
         self._dials: set[asyncio.Task[None]] = set()
         self._is_closed = False
         self._sent = self._retried = 0
+        self.n_heard = 0
+        """Times that something was read from it, on any connection."""
 
     def send(
         self,
