@@ -1,6 +1,7 @@
 """Header blocks, the coarse clock, status lines, error bodies."""
 
 import json
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -74,6 +75,45 @@ def test_ticker_tells_every_watcher_once_a_tick_and_none_that_left() -> None:
     ticker.tick(2.0)
     assert heard == [("first", 1.0), ("second", 1.0), ("first", 2.0)]
     assert ticker.now_s == 2.0
+
+
+class StalledLoop:
+    """A loop whose clock a test sets."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.due: tuple[float, Callable[[], None]] | None = None
+
+    def time(self) -> float:
+        return self.now_s
+
+    def call_later(self, delay_s: float, call: Callable[[], None]) -> None:
+        self.due = (self.now_s + delay_s, call)
+
+    def run(self, late_s: float = 0.0) -> None:
+        """What is due is called, so much later."""
+        assert self.due is not None
+        at_s, call = self.due
+        self.now_s, self.due = at_s + late_s, None
+        call()
+
+
+def test_after_a_standstill_sockets_are_read_before_anybodys_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tick that is late sets the clock and comes again at once, when the loop has read; then all is as ever."""
+    loop, ticker = StalledLoop(), Ticker(period_s=0.5)
+    monkeypatch.setattr("loadwise.wire.heads.asyncio.get_running_loop", lambda: loop)
+    heard: list[float] = []
+    ticker.watch(heard.append)
+    ticker.start()
+    loop.run()
+    loop.run(late_s=1.0)
+    assert heard == [100.0, 100.5, 102.0]
+    loop.run(late_s=60.0)
+    assert ticker.now_s == loop.now_s == 162.5 and len(heard) == 3, "who reads now counts from now"
+    loop.run(late_s=60.0)
+    assert heard[3:] == [pytest.approx(222.501)], "not put off twice"
+    loop.run()
+    assert heard[4:] == [pytest.approx(223.001)]
 
 
 @pytest.mark.parametrize("period_s", [0.0, -1.0, float("nan"), float("inf")])

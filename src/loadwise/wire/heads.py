@@ -36,6 +36,10 @@ HOP_BY_HOP = frozenset(
 
 A relay drops them. One that reads answers also drops `accept-encoding`, so that engines answer plainly."""
 
+LATE_TICKS = 4.0
+READ_S = 0.001
+"""Not zero: a loop runs what is due at once before it reads, and timers before that."""
+
 _TOKEN = frozenset(b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 _NEVER_IN_VALUES = frozenset(range(0x20)) - {0x09} | {0x7F}
 
@@ -44,9 +48,12 @@ class Ticker:
     """One clock and one timer for all deadlines of one event loop.
 
     `start` arms it on the running loop; a test leaves it unstarted and calls `tick` with the times it wants.
+
+    A tick that comes late means that this process stood still: what came meanwhile still lies in the sockets. Then the
+    clock is set, the loop reads, and only then is anybody's time up.
     """
 
-    __slots__ = ("_handle", "_loop", "_watchers", "now_s", "period_s")
+    __slots__ = ("_handle", "_is_catching_up", "_loop", "_watchers", "now_s", "period_s")
 
     def __init__(self, period_s: float = TICK_S, now_s: float = 0.0) -> None:
         if not 0.001 <= period_s <= 60.0:
@@ -57,11 +64,13 @@ class Ticker:
         self._watchers: dict[Callable[[float], None], None] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._handle: asyncio.TimerHandle | None = None
+        self._is_catching_up = False
 
     def start(self) -> None:
         """Tick on the running loop from now on; a second call changes nothing."""
         if self._handle is None:
             self._loop = asyncio.get_running_loop()
+            self.now_s = self._loop.time()
             self._run()
 
     def stop(self) -> None:
@@ -86,9 +95,15 @@ class Ticker:
 
     def _run(self) -> None:
         assert self._loop is not None
+        now_s = self._loop.time()
+        if now_s - self.now_s > LATE_TICKS * self.period_s and not self._is_catching_up:
+            self._is_catching_up, self.now_s = True, now_s
+            self._handle = self._loop.call_later(READ_S, self._run)
+            return
+        self._is_catching_up = False
         # Armed before the sweep: a watcher that raises must not stop the clock of all others.
         self._handle = self._loop.call_later(self.period_s, self._run)
-        self.tick(self._loop.time())
+        self.tick(now_s)
 
 
 class StatusLines(dict[int, bytes]):
