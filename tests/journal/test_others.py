@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
-import msgspec
 import pytest
 from journal_fakes import header
+from journal_site import COMPLETED, Site, arrival, end
 
-from loadwise.journal.entry import Header, make_header
+from loadwise.journal.entry import Header
 from loadwise.journal.explain import Explanation, render_why, why
 from loadwise.journal.store import JournalWriter
 from loadwise.journal.story import StoryLine, render_story, story
@@ -32,12 +31,9 @@ from loadwise.kernel.events import (
     VerdictArrived,
 )
 from loadwise.kernel.pool import BackendHealth, BackendSpec
-from loadwise.kernel.stack import Stack
 from loadwise.kernel.work import AttemptOutcome, EndReason, ProgramState, TurnOutcome, Verdict, VerdictKind
-from loadwise.settings import open_stack, parse_config
 
 PASS = Verdict(verdict=VerdictKind.PASS, verifier="tests")
-COMPLETED = AttemptOutcome.COMPLETED
 
 OTHERS = (
     TurnArrived(at_s=9.0, turn_id=8, program_id="q"),
@@ -138,46 +134,6 @@ def test_what_is_nobodys_is_told_as_what_led_to_it(event: Event, tmp_path: Path)
 
 
 # --- by the real router ---
-
-
-class Site:
-    """A stack whose events are journaled."""
-
-    def __init__(self, path: Path, backends: Sequence[str] = ("b-small", "b-large"), **router: Any) -> None:
-        config = parse_config(
-            {
-                "models": {name: {"usd_per_million": {"input": 1.0}} for name in ("small", "large")},
-                "backends": [
-                    {"name": name, "model": name.split("-")[1], "engine": "emulator", "slots": 1} for name in backends
-                ],
-                "router": {"policy": {"name": "fixed", "candidate": "small"}, "divert": {"when": "never"}, **router},
-            }
-        )
-        self.path = path
-        self.stack: Stack = open_stack(config, 0)
-        self._header = make_header(msgspec.to_builtins(config), seed=0, host="sim")
-
-    def live(self, events: Sequence[Event]) -> None:
-        """Write all that happens."""
-        with JournalWriter(self.path, self._header) as writer:
-            for event in events:
-                writer.append(event, self.stack.handle(event))
-
-    def record(self, program_id: str) -> Any:
-        """As HTTP shows it."""
-        return self.stack.machine_by_name["router"].table.by_id[program_id].record()  # type: ignore[attr-defined]
-
-    def text(self, program_id: str) -> str:
-        """Its story."""
-        return render_story(story(self.path, program_id))
-
-
-def arrival(at_s: float, turn_id: int, program_id: str, **fields: Any) -> TurnArrived:
-    return TurnArrived(at_s=at_s, turn_id=turn_id, program_id=program_id, prompt_tokens=100, **fields)
-
-
-def end(at_s: float, turn_id: int, outcome: AttemptOutcome = COMPLETED, attempt: int = 1) -> AttemptEnded:
-    return AttemptEnded(at_s=at_s, turn_id=turn_id, attempt=attempt, outcome=outcome)
 
 
 def test_a_verdict_that_frees_a_place_is_the_judged_programs_alone(tmp_path: Path) -> None:

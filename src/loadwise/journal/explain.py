@@ -33,6 +33,7 @@ from loadwise.router.program import OPEN_STATES
 
 from .concern import Concern, Concerning
 from .entry import Entry
+from .held import Held, HeldTurn
 from .regenerate import MakeMachine, recorded_machine
 
 
@@ -104,7 +105,10 @@ class Explanation(Fact, frozen=True, kw_only=True):
     n_turns: int
     backend_ids: tuple[str, ...] = ()
     wait_s: float | None = None
-    """Seconds its turns were held by us; None where the commands were not regenerated."""
+    """Seconds its turns were held by us, those that were evicted or left meanwhile included, and those that wait still
+    left out; None where the commands were not regenerated."""
+    waiting: tuple[HeldTurn, ...] = ()
+    """Turns that wait still."""
     state: ProgramState | None = None
     """Where it stands after the last entry, or when it left memory; None where the commands were not regenerated, and
     for a program that was forgotten because it never got an answer."""
@@ -167,7 +171,7 @@ class _Told:
         self._decisions: list[DecisionExplained] = []
         self._dispatched: set[int] = set()
         """Decisions under which a turn ran."""
-        self._wait_by_turn: dict[int, float] = {}
+        self._held = Held()
         self._backend_ids: list[str] = []
         self._verdicts: list[Verdict] = []
         self._has_commands = has_commands
@@ -193,6 +197,8 @@ class _Told:
             self._hear_event(entry.event)
         for command in commands:
             self._hear_command(entry, command)
+        if self._has_commands:
+            self._held.hear(concern)
 
     def _hear_event(self, event: Event) -> None:
         match event:
@@ -221,8 +227,6 @@ class _Told:
             case Dispatch():
                 if command.decision_id is not None:
                     self._dispatched.add(command.decision_id)
-                waited = max(self._wait_by_turn.get(command.turn_id, 0.0), command.wait_s)
-                self._wait_by_turn[command.turn_id] = waited
                 if command.backend_id not in self._backend_ids:
                     self._backend_ids.append(command.backend_id)
             case RecordPropensities():
@@ -250,7 +254,8 @@ class _Told:
             decisions=tuple(self._marked(decision) for decision in self._decisions),
             n_turns=self._n_turns,
             backend_ids=tuple(self._backend_ids),
-            wait_s=sum(self._wait_by_turn.values()) if self._has_commands else None,
+            wait_s=self._held.wait_s if self._has_commands else None,
+            waiting=self._held.waiting,
             state=record.state if record is not None else None,
             end_reason=end.reason,
             ended_at_s=end.at_s,
@@ -355,6 +360,7 @@ def render_why(explanation: Explanation) -> str:
         lines.append(f"ran on {', '.join(explanation.backend_ids)}")
     if explanation.wait_s is not None:
         lines.append(f"waited {explanation.wait_s:.3f} s")
+    lines += [f"turn {one.turn_id} waits since {one.since_s:.3f} s, {one.waits_for}" for one in explanation.waiting]
     lines += [f"refused {text}" for text in explanation.refusals]
     lines += [_verdict_line(verdict) for verdict in explanation.verdicts]
     for credit in explanation.credits:

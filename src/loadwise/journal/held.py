@@ -19,6 +19,8 @@ class HeldTurn(Fact, frozen=True, kw_only=True):
 
     turn_id: int
     waits_for: str
+    since_s: float
+    """The instant from which on it has waited, for this or for something else before."""
 
 
 class Held:
@@ -29,6 +31,12 @@ class Held:
         """Open turns, and the model that each asked for."""
         self._attempt_by_turn: dict[int, int] = {}
         """Those that run."""
+        self._since_s: dict[int, float] = {}
+        """Those that wait, and since when."""
+        self._served_wait_s: dict[int, float] = {}
+        """How long turns waited that were sent out, by the router's word, over all their attempts."""
+        self._left_wait_s = 0.0
+        """How long turns waited that left without being sent out."""
         self._told: dict[int, str] = {}
         self._model: str | None = None
         self._is_asked = False
@@ -37,17 +45,37 @@ class Held:
 
     def after(self, concern: Concern) -> Iterator[HeldTurn]:
         """The turns that wait since this entry, or that wait for something else since."""
+        self.hear(concern)
+        for held in self.waiting:
+            if self._told.get(held.turn_id) != held.waits_for:
+                self._told[held.turn_id] = held.waits_for
+                yield held
+
+    def hear(self, concern: Concern) -> None:
+        """Take one entry."""
+        event = concern.entry.event
         if concern.is_own:
-            self._hear_event(concern.entry.event)
+            self._hear_event(event)
         for command in concern.commands:
-            self._hear_command(command)
+            self._hear_command(command, event.at_s)
         if not self._pinned and not self._is_kept:
             self._model, self._is_asked = None, False  # it never got an answer and is forgotten; the next is a new one
-        for turn_id, pinned in self._pinned.items():
-            waits_for = self._waits_for(pinned)
-            if turn_id not in self._attempt_by_turn and self._told.get(turn_id) != waits_for:
-                self._told[turn_id] = waits_for
-                yield HeldTurn(turn_id=turn_id, waits_for=waits_for)
+        for turn_id in self._pinned:
+            if turn_id not in self._attempt_by_turn:
+                self._since_s.setdefault(turn_id, event.at_s)
+
+    @property
+    def waiting(self) -> tuple[HeldTurn, ...]:
+        """The turns that wait after what was heard."""
+        return tuple(
+            HeldTurn(turn_id=turn_id, waits_for=self._waits_for(self._pinned[turn_id]), since_s=since_s)
+            for turn_id, since_s in self._since_s.items()
+        )
+
+    @property
+    def wait_s(self) -> float:
+        """How long turns have waited, without those that wait still."""
+        return self._left_wait_s + sum(self._served_wait_s.values())
 
     def _waits_for(self, pinned: str) -> str:
         if self._model is not None:
@@ -61,11 +89,11 @@ class Held:
             case AttemptEnded():
                 self._end_attempt(event)
             case TurnAbandoned():
-                self._close(event.turn_id)
+                self._close(event.turn_id, event.at_s)
             case HostRestarted():
                 self._is_kept |= self._model is not None
                 for turn_id in list(self._pinned):
-                    self._close(turn_id)
+                    self._close(turn_id, event.at_s)
 
     def _end_attempt(self, event: AttemptEnded) -> None:
         if self._attempt_by_turn.get(event.turn_id) != event.attempt:
@@ -74,9 +102,9 @@ class Held:
         self._told.pop(event.turn_id, None)
         if event.outcome in (AttemptOutcome.COMPLETED, AttemptOutcome.CANCELLED):
             self._is_kept |= event.outcome is AttemptOutcome.COMPLETED
-            self._close(event.turn_id)
+            self._close(event.turn_id, event.at_s)
 
-    def _hear_command(self, command: Command) -> None:
+    def _hear_command(self, command: Command, at_s: float) -> None:
         match command:
             case RecordDecision():
                 self._model = command.chosen
@@ -85,10 +113,13 @@ class Held:
             case Dispatch():
                 self._model = self._model or command.model  # its decision may lie before the journal's begin
                 self._attempt_by_turn[command.turn_id] = command.attempt
+                self._served_wait_s[command.turn_id] = command.wait_s
+                self._since_s.pop(command.turn_id, None)
                 self._told.pop(command.turn_id, None)
             case EndTurn():
-                self._close(command.turn_id)
+                self._close(command.turn_id, at_s)
 
-    def _close(self, turn_id: int) -> None:
+    def _close(self, turn_id: int, at_s: float) -> None:
+        self._left_wait_s += at_s - self._since_s.pop(turn_id, at_s)
         for turns in (self._pinned, self._attempt_by_turn, self._told):
             turns.pop(turn_id, None)

@@ -183,7 +183,9 @@ def _command_text(command: Command) -> str:
     match command:
         case Dispatch():
             to = f"to {command.backend_id} ({command.model})"
-            when = f"dispatched after {command.wait_s:.3f} s of waiting" if command.wait_s else "dispatched at once"
+            in_all = " in all" if command.attempt > 1 else ""
+            waited = f"dispatched after {command.wait_s:.3f} s of waiting{in_all}"
+            when = waited if command.wait_s else "dispatched at once"
             return f"attempt {command.attempt} of turn {command.turn_id} {to}, {when}"
         case CancelAttempt():
             return f"attempt {command.attempt} of turn {command.turn_id}"

@@ -174,6 +174,7 @@ class ProgramRecord(Fact, frozen=True, kw_only=True):
     n_turns: int = 0
     n_failed_turns: int = 0
     wait_s: float = 0.0
+    """How long its turns were held by us, those included that were not served in the end."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0

@@ -98,10 +98,7 @@ class Dispatching:
         if backend_id is None:
             return False
         if turn.waits_since_s is not None:
-            waited_s = desk.now_s - turn.waits_since_s
-            turn.wait_s += waited_s
-            program.wait_s += waited_s
-            self._ending.stop_waiting(turn, is_served=True)
+            self._ending.stop_waiting(turn, program, is_served=True)
         if program.state is not _S.RUNNING and not turn.is_side:
             program.move(_S.ADMITTED)
             program.move(_S.RUNNING)

@@ -115,7 +115,7 @@ class Ending:
         """Drop the turn from every table; its program rests when it was the last one open."""
         desk = self._desk
         if turn.waits_since_s is not None:
-            self.stop_waiting(turn)
+            self.stop_waiting(turn, program)
         if turn.promise:
             desk.spending.settle(turn, 0.0, desk.now_s)
         del desk.turns[turn.turn_id]
@@ -133,8 +133,12 @@ class Ending:
         turns = (self._desk.turns[turn_id] for turn_id in program.open_turns)
         return max(t.needed_tokens for t in turns if t.backend_id is not None and not t.has_own_reservation)
 
-    def stop_waiting(self, turn: Turn, *, is_served: bool = False) -> None:
-        """Take the turn out of its order, if it stands in one, and forget when it would have been evicted."""
+    def stop_waiting(self, turn: Turn, program: Program, *, is_served: bool = False) -> None:
+        """Count the wait, take the turn out of its order, if it stands in one, and forget when it would be evicted."""
+        assert turn.waits_since_s is not None
+        waited_s = self._desk.now_s - turn.waits_since_s
+        turn.wait_s += waited_s
+        program.wait_s += waited_s
         turn.waits_since_s = None
         self._desk.agenda.cancel(f"hold:{turn.turn_id}")
         if turn.is_held:
