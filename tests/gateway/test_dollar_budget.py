@@ -11,7 +11,8 @@ from engines import Engine, hangs
 from sites import on_loop, site, until
 
 from loadwise.gateway.openai import ModelRequest
-from loadwise.journal.explain import render_why, why
+from loadwise.journal.explain import why
+from loadwise.journal.explanation_text import render_why
 from loadwise.journal.parity import replay
 
 MODELS: dict[str, Any] = {

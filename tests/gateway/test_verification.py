@@ -15,7 +15,8 @@ from sites import on_loop, site, until
 from loadwise.cli.main import main
 from loadwise.gateway import judging
 from loadwise.journal.audit import audit
-from loadwise.journal.explain import render_why, why
+from loadwise.journal.explain import why
+from loadwise.journal.explanation_text import render_why
 from loadwise.journal.parity import replay
 from loadwise.kernel.errors import ConfigError
 from loadwise.kernel.work import ProgramState, VerdictKind

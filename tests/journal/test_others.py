@@ -10,7 +10,9 @@ from journal_fakes import header
 from journal_site import COMPLETED, Site, arrival, end
 
 from loadwise.journal.entry import Header
-from loadwise.journal.explain import Explanation, render_why, why
+from loadwise.journal.explain import why
+from loadwise.journal.explanation import Explanation
+from loadwise.journal.explanation_text import render_why
 from loadwise.journal.store import JournalWriter
 from loadwise.journal.story import StoryLine, render_story, story
 from loadwise.kernel.commands import Command, Dispatch, EndTurn, RecordDecision

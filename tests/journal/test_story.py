@@ -7,7 +7,8 @@ import pytest
 from journal_fakes import FakeMachine, header, journal, life, make_machine, program_events, write
 
 from loadwise.journal.entry import make_header
-from loadwise.journal.explain import render_why, why
+from loadwise.journal.explain import why
+from loadwise.journal.explanation_text import render_why
 from loadwise.journal.store import JournalWriter
 from loadwise.journal.story import render_story, story
 from loadwise.kernel.errors import JournalError, UnknownProgram

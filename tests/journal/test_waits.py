@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 from journal_site import COMPLETED, Site, arrival, end
 
-from loadwise.journal.explain import Explanation, render_why, why
+from loadwise.journal.explain import why
+from loadwise.journal.explanation import Explanation
+from loadwise.journal.explanation_text import render_why
 from loadwise.kernel.events import (
     Event,
     HostRestarted,

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from loadwise.journal.explain import CandidateExplained, DecisionExplained, Explanation, render_why
+from loadwise.journal.explanation import CandidateExplained, DecisionExplained, Explanation
+from loadwise.journal.explanation_text import render_why
 
 
 def explained(candidates: Sequence[CandidateExplained], chosen: str = "b", reason: str = "policy") -> Explanation:

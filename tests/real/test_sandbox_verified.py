@@ -18,7 +18,8 @@ from sites import on_loop, pool, site, until
 
 from loadwise.emulator.emulator import start_emulator
 from loadwise.emulator.main import EmulateOptions, emulator_spec
-from loadwise.journal.explain import render_why, why
+from loadwise.journal.explain import why
+from loadwise.journal.explanation_text import render_why
 from loadwise.settings import parse_yaml
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "verified_code"

@@ -20,7 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Explain."""
-    from loadwise.journal.explain import render_why, why
+    from loadwise.journal.explain import why
+    from loadwise.journal.explanation_text import render_why
 
     from .journal import existing, machine_maker
 

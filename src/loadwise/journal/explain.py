@@ -1,6 +1,5 @@
 """Why a program ran where it ran: its decision, what that rested on, and what came of it."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,109 +25,14 @@ from loadwise.kernel.events import (
     TurnArrived,
     VerdictArrived,
 )
-from loadwise.kernel.fact import Fact
-from loadwise.kernel.work import AttemptOutcome, EndReason, ProgramState, TurnOutcome, Verdict
-from loadwise.policy.picking import TIE_RATIO
+from loadwise.kernel.work import AttemptOutcome, EndReason, TurnOutcome, Verdict
 from loadwise.router.program import OPEN_STATES
 
 from .concern import Concern, Concerning
 from .entry import Entry
-from .held import Held, HeldTurn
+from .explanation import CandidateExplained, CreditExplained, DecisionExplained, Explanation, SignalAge
+from .held import Held
 from .regenerate import MakeMachine, recorded_machine
-
-
-class SignalAge(Fact, frozen=True, kw_only=True):
-    """A signal as the decision saw it."""
-
-    name: str
-    value: float
-    age_s: float
-
-
-class CandidateExplained(Fact, frozen=True, kw_only=True):
-    """One candidate of a decision; None where the policy reports no such number."""
-
-    candidate: str
-    is_chosen: bool
-    score: float | None = None
-    mean: float | None = None
-    width: float | None = None
-    propensity: float | None = None
-    n_running: int = 0
-    n_held: int = 0
-    headroom_ratio: float | None = None
-    expected_success: float | None = None
-    wait_s: float | None = None
-    wait_low_s: float | None = None
-    wait_high_s: float | None = None
-    signals: tuple[SignalAge, ...] = ()
-
-
-class DecisionExplained(Fact, frozen=True, kw_only=True):
-    """One decision with all that it rested on."""
-
-    decision_id: int
-    sequence: int
-    at_s: float
-    policy: str
-    learner_version: str
-    context_version: str
-    context: tuple[float, ...]
-    chosen: str
-    reason: str
-    routed: str | None = None
-    """The selector's choice, where the program was diverted from it."""
-    candidates: tuple[CandidateExplained, ...]
-    is_taken: bool = True
-    """False for a further attempt that was offered and of which no turn ran: waiting still, or withdrawn."""
-    unaffordable: tuple[str, ...] = ()
-    """Models that were left out because the hour's dollars did not allow the first turn on them."""
-
-
-class CreditExplained(Fact, frozen=True, kw_only=True):
-    """What one attempt of a program earned, as it stands."""
-
-    decision_id: int
-    model: str
-    success: float
-    cost_usd: float
-    reward: float
-
-
-class Explanation(Fact, frozen=True, kw_only=True):
-    """Why a program ran on its model, and what came of it."""
-
-    program_id: str
-    arrived_at_s: float
-    decisions: tuple[DecisionExplained, ...]
-    """More than one where another model took over after failures."""
-    n_turns: int
-    backend_ids: tuple[str, ...] = ()
-    wait_s: float | None = None
-    """Seconds its turns were held by us, those that were evicted or left meanwhile included, and those that wait still
-    left out; None where the commands were not regenerated."""
-    waiting: tuple[HeldTurn, ...] = ()
-    """Turns that wait still."""
-    state: ProgramState | None = None
-    """Where it stands after the last entry, or when it left memory; None where the commands were not regenerated, and
-    for a program that was forgotten because it never got an answer."""
-    end_reason: EndReason | None = None
-    ended_at_s: float | None = None
-    verdicts: tuple[Verdict, ...] = ()
-    success: float | None = None
-    cost_usd: float | None = None
-    reward: float | None = None
-    """Of the last attempt, by the credit that is in force."""
-    credits: tuple[CreditExplained, ...] = ()
-    """Of every attempt that was judged, in their order: more than one where the program was tried again."""
-    n_corrections: int = 0
-    """Credits that were taken back before, by another on the same attempt."""
-    refusals: tuple[str, ...] = ()
-    """What its turns were told that were refused."""
-    record: ProgramRecord | None = None
-    """As archived, once it has left the router's memory."""
-    is_exact: bool = True
-    """False where the regenerated commands are not those recorded: another version of loadwise reads than wrote."""
 
 
 def why(path: str | Path, program_id: str, make_machine: MakeMachine | None = recorded_machine) -> Explanation:
@@ -349,106 +253,3 @@ def _explain(entry: Entry, decision: RecordDecision) -> DecisionExplained:
         ),
         unaffordable=decision.unaffordable,
     )
-
-
-def render_why(explanation: Explanation) -> str:
-    """An explanation as text, one decision after the other."""
-    lines = [f"program {explanation.program_id}: {_count(explanation.n_turns, 'turn')}, {_ending(explanation)}"]
-    for decision in explanation.decisions:
-        lines += _decision_lines(decision)
-    if explanation.backend_ids:
-        lines.append(f"ran on {', '.join(explanation.backend_ids)}")
-    if explanation.wait_s is not None:
-        lines.append(f"waited {explanation.wait_s:.3f} s")
-    lines += [f"turn {one.turn_id} waits since {one.since_s:.3f} s, {one.waits_for}" for one in explanation.waiting]
-    lines += [f"refused {text}" for text in explanation.refusals]
-    lines += [_verdict_line(verdict) for verdict in explanation.verdicts]
-    for credit in explanation.credits:
-        of = f" of decision {credit.decision_id} ({credit.model})" if len(explanation.credits) > 1 else ""
-        lines.append(
-            f"credit{of}: success {_number(credit.success)}, cost ${_number(credit.cost_usd)}, "
-            f"reward {_number(credit.reward)}"
-        )
-    if explanation.n_corrections:
-        lines.append(f"the credit was corrected {_count(explanation.n_corrections, 'time')}; only the last counts")
-    if not explanation.is_exact:
-        lines.append("note: this loadwise does not answer as the one that wrote the journal; commands may differ")
-    return "\n".join(lines)
-
-
-def _ending(explanation: Explanation) -> str:
-    if explanation.ended_at_s is None:
-        return "open"
-    lasted = explanation.ended_at_s - explanation.arrived_at_s
-    reason = f" ({explanation.end_reason})" if explanation.end_reason is not None else ""
-    return f"ended after {lasted:.3f} s{reason}"
-
-
-def _decision_lines(decision: DecisionExplained) -> Iterator[str]:
-    yield (
-        f"decision {decision.decision_id} at {decision.at_s:.3f} s: {decision.chosen} "
-        f"by {decision.policy} ({decision.reason}{_from(decision)}; learner {decision.learner_version}, "
-        f"context {decision.context_version})"
-    )
-    if not decision.is_taken:
-        yield "    a further attempt was offered; nothing ran under it"
-    for candidate in decision.candidates:
-        mark = "*" if candidate.is_chosen else " "
-        numbers = (
-            f"{name} {_number(getattr(candidate, name))}"
-            for name in ("score", "mean", "width", "propensity", "headroom_ratio", "expected_success")
-            if getattr(candidate, name) is not None
-        )
-        load = f"{candidate.n_running} running, {candidate.n_held} held"
-        yield f"  {mark} {candidate.candidate}: {', '.join((*numbers, *_wait(candidate), load))}"
-        for signal in candidate.signals:
-            yield f"      {signal.name} = {_number(signal.value)}, {signal.age_s:.3f} s old"
-    best = _better_scored(decision)
-    if best is not None:
-        yield f"    explored: {best} has the higher score"
-    for model in decision.unaffordable:
-        yield f"    {model}: left out, the budget of dollars per hour does not allow it now"
-
-
-def _wait(candidate: CandidateExplained) -> Iterator[str]:
-    """The forecast of its wait, with the ends of its 80 % interval where those were recorded."""
-    if candidate.wait_s is None:
-        return
-    ends = (candidate.wait_low_s, candidate.wait_high_s)
-    interval = "" if ends == (None, None) else f" ({_number(ends[0])} to {_number(ends[1])})"
-    yield f"wait {_number(candidate.wait_s)} s{interval}"
-
-
-def _better_scored(decision: DecisionExplained) -> str | None:
-    """Who has a higher score than whom the policy chose: it explored. None where nobody has, or it was not free."""
-    scores = {c.candidate: c.score for c in decision.candidates if c.score is not None}
-    chosen = scores.get(decision.chosen)
-    if decision.reason != "policy" or chosen is None:
-        return None
-    best = max(scores, key=lambda name: scores[name])
-    return best if scores[best] - chosen > TIE_RATIO * max(1.0, abs(scores[best])) else None
-
-
-def _from(decision: DecisionExplained) -> str:
-    return "" if decision.routed is None else f" from {decision.routed}"
-
-
-def _verdict_line(verdict: Verdict) -> str:
-    score = f", score {_number(verdict.score)}" if verdict.score is not None else ""
-    by = f" by {verdict.verifier}" if verdict.verifier else ""
-    version = f" (version {verdict.version})" if verdict.version else ""
-    took = f", {_number(verdict.took_s)} s" if verdict.took_s is not None else ""
-    cost = f", ${_number(verdict.cost_usd)}" if verdict.cost_usd else ""
-    correction = ", a correction" if verdict.is_correction else ""
-    why = f": {verdict.explanation}" if verdict.explanation else ""
-    lines = [f"verdict: {verdict.verdict}{score}{by}{version}{took}{cost}{correction}{why}"]
-    lines += [f"    {name}: {text}" for name, text in verdict.evidence.items()]
-    return "\n".join(lines)
-
-
-def _number(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.6g}"
-
-
-def _count(n: int, noun: str) -> str:
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
