@@ -4,30 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from loadwise.kernel.commands import (
-    Archive,
-    AskSelector,
-    CancelAttempt,
-    Command,
-    Dispatch,
-    EndTurn,
-    ProgramRecord,
-    RecordCredit,
-    RecordDecision,
-    RecordPropensities,
-    Verify,
-)
+from loadwise.kernel import commands as c
+from loadwise.kernel import events as e
 from loadwise.kernel.errors import UnknownProgram
-from loadwise.kernel.events import (
-    AttemptEnded,
-    Event,
-    HostRestarted,
-    ProgramEnded,
-    SelectorAnswered,
-    TurnAbandoned,
-    TurnArrived,
-    VerdictArrived,
-)
 from loadwise.kernel.ids import ProgramId
 from loadwise.kernel.stack import Stack
 from loadwise.router.machine import Router
@@ -42,7 +21,7 @@ class Concern(NamedTuple):
     """One entry that concerns a program: by its event, by its commands, or by both."""
 
     entry: Entry
-    commands: list[Command]
+    commands: list[c.Command]
     """Those that concern the program; of the entry's others nothing is said."""
     is_own: bool
     """Whether the event is the program's. If not, it may be another program's, and only the commands are this one's."""
@@ -69,7 +48,7 @@ class Concerning:
             if self._make_machine is not None and digest_commands(commands) != entry.digest:
                 self.is_exact = False
             is_ours = self._is_ours(entry.event)
-            ours = [c for c in commands if self._is_ours_command(c)]
+            ours = [command for command in commands if self._is_ours_command(command)]
             if is_ours or ours:
                 found = True
                 yield Concern(entry, ours, is_ours)
@@ -84,7 +63,7 @@ class Concerning:
         router = self._router()
         return None if router is None else self._program_id in router.table.by_id
 
-    def record(self) -> ProgramRecord | None:
+    def record(self) -> c.ProgramRecord | None:
         """The program as the router remembers it after what was read; None where it does not, or there is none."""
         router = self._router()
         program = None if router is None else router.table.by_id.get(ProgramId(self._program_id))
@@ -107,7 +86,7 @@ class Concerning:
             raise UnknownProgram(f"journal {str(self._path)!r} knows no program {self._program_id!r}", param="program")
         return naming[0], naming[-1]
 
-    def _steps(self, first: int) -> Iterator[tuple[int, Entry, list[Command]]]:
+    def _steps(self, first: int) -> Iterator[tuple[int, Entry, list[c.Command]]]:
         if self._make_machine is None:
             for segment in Reader(self._path, from_segment=first).segments():
                 for entry in segment.entries():
@@ -121,43 +100,43 @@ class Concerning:
         for entry, commands in run.steps():
             yield run.segment_number, entry, commands
 
-    def _is_ours(self, event: Event) -> bool:
+    def _is_ours(self, event: e.Event) -> bool:
         match event:
-            case TurnArrived():
+            case e.TurnArrived():
                 if event.program_id != self._program_id:
                     return False
                 self._turn_ids.add(event.turn_id)
                 self._is_open = True
                 return True
-            case ProgramEnded() | VerdictArrived():
+            case e.ProgramEnded() | e.VerdictArrived():
                 return event.program_id == self._program_id
-            case AttemptEnded() | TurnAbandoned():
+            case e.AttemptEnded() | e.TurnAbandoned():
                 return event.turn_id in self._turn_ids
-            case SelectorAnswered():
+            case e.SelectorAnswered():
                 return event.decision_id in self._decision_ids
-            case HostRestarted():
+            case e.HostRestarted():
                 return self._is_open
         return False
 
-    def _is_ours_command(self, command: Command) -> bool:
+    def _is_ours_command(self, command: c.Command) -> bool:
         match command:
-            case RecordDecision() | AskSelector():
+            case c.RecordDecision() | c.AskSelector():
                 if command.program_id != self._program_id:
                     return False
                 self._decision_ids.add(command.decision_id)
                 return True
-            case Dispatch():
+            case c.Dispatch():
                 if command.program_id != self._program_id:
                     return False
                 self._turn_ids.add(command.turn_id)  # where the journal's begin is gone, its arrival is not there
                 return True
-            case Verify() | RecordCredit():
+            case c.Verify() | c.RecordCredit():
                 return command.program_id == self._program_id
-            case RecordPropensities():
+            case c.RecordPropensities():
                 return command.decision_id in self._decision_ids
-            case CancelAttempt() | EndTurn():
+            case c.CancelAttempt() | c.EndTurn():
                 return command.turn_id in self._turn_ids
-            case Archive():
+            case c.Archive():
                 if command.program.program_id != self._program_id:
                     return False
                 self._is_open = False

@@ -5,26 +5,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from loadwise.kernel.commands import (
-    ESCALATION,
-    Archive,
-    Command,
-    Dispatch,
-    EndTurn,
-    ProgramRecord,
-    RecordCredit,
-    RecordDecision,
-    RecordPropensities,
-)
-from loadwise.kernel.events import (
-    AttemptEnded,
-    Event,
-    HostRestarted,
-    ProgramEnded,
-    TurnAbandoned,
-    TurnArrived,
-    VerdictArrived,
-)
+from loadwise.kernel import commands as c
+from loadwise.kernel import events as e
 from loadwise.kernel.work import AttemptOutcome, EndReason, TurnOutcome, Verdict
 from loadwise.router.program import OPEN_STATES
 
@@ -86,10 +68,10 @@ class _Told:
         self._left: _End | None = None
         """How the last turn ended without an answer, for a program that is forgotten thereby."""
         self._final_turn_ids: set[int] = set()
-        self._credits: dict[int, RecordCredit] = {}
+        self._credits: dict[int, c.RecordCredit] = {}
         """By decision the last one."""
         self._n_corrections = 0
-        self._record: ProgramRecord | None = None
+        self._record: c.ProgramRecord | None = None
         self._refusals: list[str] = []
 
     def hear(self, concern: Concern) -> None:
@@ -104,43 +86,43 @@ class _Told:
         if self._has_commands:
             self._held.hear(concern)
 
-    def _hear_event(self, event: Event) -> None:
+    def _hear_event(self, event: e.Event) -> None:
         match event:
-            case TurnArrived():
+            case e.TurnArrived():
                 self._n_turns += 1
                 self._left = None
                 if event.is_final:
                     self._final_turn_ids.add(event.turn_id)
-            case AttemptEnded(outcome=AttemptOutcome.COMPLETED):
+            case e.AttemptEnded(outcome=AttemptOutcome.COMPLETED):
                 if event.turn_id in self._final_turn_ids:
                     self._end = self._end or _End(EndReason.FINAL, event.at_s)
-            case AttemptEnded(outcome=AttemptOutcome.CANCELLED) | TurnAbandoned() | HostRestarted():
+            case e.AttemptEnded(outcome=AttemptOutcome.CANCELLED) | e.TurnAbandoned() | e.HostRestarted():
                 self._left = _End(EndReason.CANCELLED, event.at_s)
-            case ProgramEnded():
+            case e.ProgramEnded():
                 self._end = self._end or _End(event.reason, event.at_s)
-            case VerdictArrived():
+            case e.VerdictArrived():
                 self._verdicts.append(event.verdict)
                 self._end = self._end or _End(EndReason.VERDICT, event.at_s)
 
-    def _hear_command(self, entry: Entry, command: Command) -> None:
+    def _hear_command(self, entry: Entry, command: c.Command) -> None:
         match command:
-            case RecordDecision():
+            case c.RecordDecision():
                 self._decisions.append(_explain(entry, command))
-                if command.reason == ESCALATION:
+                if command.reason == c.ESCALATION:
                     self._end = None  # it is open again
-            case Dispatch():
+            case c.Dispatch():
                 if command.decision_id is not None:
                     self._dispatched.add(command.decision_id)
                 if command.backend_id not in self._backend_ids:
                     self._backend_ids.append(command.backend_id)
-            case RecordPropensities():
+            case c.RecordPropensities():
                 self._decisions = [_with_propensities(d, command) for d in self._decisions]
-            case RecordCredit():
+            case c.RecordCredit():
                 self._n_corrections += command.decision_id in self._credits
                 self._credits[command.decision_id] = command
-            case Archive():
+            case c.Archive():
                 self._record = command.program
-            case EndTurn():
+            case c.EndTurn():
                 self._left = _End(_LEFT_AS.get(command.outcome), entry.event.at_s)
                 if command.outcome is TurnOutcome.REJECTED:
                     self._refusals.append(f"turn {command.turn_id}: {command.status} {command.code}, {command.message}")
@@ -174,7 +156,7 @@ class _Told:
             is_exact=concerning.is_exact,
         )
 
-    def _ending(self, record: ProgramRecord | None, *, is_forgotten: bool) -> _End:
+    def _ending(self, record: c.ProgramRecord | None, *, is_forgotten: bool) -> _End:
         """How it ended: by the router's word, which alone knows of ends that time brought; else by the events."""
         by_events = self._left if is_forgotten else self._end
         if record is None:
@@ -187,7 +169,7 @@ class _Told:
 
     def _marked(self, decision: DecisionExplained) -> DecisionExplained:
         """Whether an offered attempt was taken: by the archived record, else by whether a turn was sent out."""
-        if decision.reason != ESCALATION or not self._has_commands:
+        if decision.reason != c.ESCALATION or not self._has_commands:
             return decision
         if self._record is None:
             is_taken = decision.decision_id in self._dispatched
@@ -197,7 +179,7 @@ class _Told:
         return msgspec.structs.replace(decision, is_taken=is_taken)
 
 
-def _credited(credit: RecordCredit) -> CreditExplained:
+def _credited(credit: c.RecordCredit) -> CreditExplained:
     return CreditExplained(
         decision_id=credit.decision_id,
         model=credit.model,
@@ -207,16 +189,16 @@ def _credited(credit: RecordCredit) -> CreditExplained:
     )
 
 
-def _with_propensities(decision: DecisionExplained, command: RecordPropensities) -> DecisionExplained:
+def _with_propensities(decision: DecisionExplained, command: c.RecordPropensities) -> DecisionExplained:
     """The decision with the propensities that were estimated after it."""
     if decision.decision_id != command.decision_id or len(decision.candidates) != len(command.propensities):
         return decision
     estimated = zip(decision.candidates, command.propensities, strict=True)
-    candidates = tuple(msgspec.structs.replace(c, propensity=p) for c, p in estimated)
+    candidates = tuple(msgspec.structs.replace(view, propensity=p) for view, p in estimated)
     return msgspec.structs.replace(decision, candidates=candidates)
 
 
-def _explain(entry: Entry, decision: RecordDecision) -> DecisionExplained:
+def _explain(entry: Entry, decision: c.RecordDecision) -> DecisionExplained:
     at_s = entry.event.at_s
     return DecisionExplained(
         decision_id=decision.decision_id,
@@ -231,25 +213,25 @@ def _explain(entry: Entry, decision: RecordDecision) -> DecisionExplained:
         routed=decision.routed,
         candidates=tuple(
             CandidateExplained(
-                candidate=c.candidate,
-                is_chosen=c.candidate == decision.chosen,
-                score=c.score,
-                mean=c.mean,
-                width=c.width,
-                propensity=c.propensity,
-                n_running=c.n_running,
-                n_held=c.n_held,
-                headroom_ratio=c.headroom_ratio,
-                expected_success=c.expected_success,
-                wait_s=c.wait_s,
-                wait_low_s=c.wait_low_s,
-                wait_high_s=c.wait_high_s,
+                candidate=view.candidate,
+                is_chosen=view.candidate == decision.chosen,
+                score=view.score,
+                mean=view.mean,
+                width=view.width,
+                propensity=view.propensity,
+                n_running=view.n_running,
+                n_held=view.n_held,
+                headroom_ratio=view.headroom_ratio,
+                expected_success=view.expected_success,
+                wait_s=view.wait_s,
+                wait_low_s=view.wait_low_s,
+                wait_high_s=view.wait_high_s,
                 signals=tuple(
                     SignalAge(name=name, value=signal.value, age_s=at_s - signal.observed_at_s)
-                    for name, signal in sorted(c.signals.items())
+                    for name, signal in sorted(view.signals.items())
                 ),
             )
-            for c in decision.candidates
+            for view in decision.candidates
         ),
         unaffordable=decision.unaffordable,
     )

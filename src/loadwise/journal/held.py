@@ -6,8 +6,8 @@ neither sent it out nor ended it.
 
 from collections.abc import Iterator
 
-from loadwise.kernel.commands import AskSelector, Command, Dispatch, EndTurn, RecordDecision
-from loadwise.kernel.events import AUTO, AttemptEnded, Event, HostRestarted, TurnAbandoned, TurnArrived
+from loadwise.kernel import commands as c
+from loadwise.kernel import events as e
 from loadwise.kernel.fact import Fact
 from loadwise.kernel.work import AttemptOutcome
 
@@ -79,23 +79,23 @@ class Held:
 
     def _waits_for(self, pinned: str) -> str:
         if self._model is not None:
-            return f"no backend of {self._model if pinned == AUTO else pinned} had room"
+            return f"no backend of {self._model if pinned == e.AUTO else pinned} had room"
         return "the selector was asked for a model" if self._is_asked else "its program may not start yet"
 
-    def _hear_event(self, event: Event) -> None:
+    def _hear_event(self, event: e.Event) -> None:
         match event:
-            case TurnArrived():
+            case e.TurnArrived():
                 self._pinned.setdefault(event.turn_id, event.model)
-            case AttemptEnded():
+            case e.AttemptEnded():
                 self._end_attempt(event)
-            case TurnAbandoned():
+            case e.TurnAbandoned():
                 self._close(event.turn_id, event.at_s)
-            case HostRestarted():
+            case e.HostRestarted():
                 self._is_kept |= self._model is not None
                 for turn_id in list(self._pinned):
                     self._close(turn_id, event.at_s)
 
-    def _end_attempt(self, event: AttemptEnded) -> None:
+    def _end_attempt(self, event: e.AttemptEnded) -> None:
         if self._attempt_by_turn.get(event.turn_id) != event.attempt:
             return  # of an attempt that was taken back
         del self._attempt_by_turn[event.turn_id]
@@ -104,19 +104,19 @@ class Held:
             self._is_kept |= event.outcome is AttemptOutcome.COMPLETED
             self._close(event.turn_id, event.at_s)
 
-    def _hear_command(self, command: Command, at_s: float) -> None:
+    def _hear_command(self, command: c.Command, at_s: float) -> None:
         match command:
-            case RecordDecision():
+            case c.RecordDecision():
                 self._model = command.chosen
-            case AskSelector():
+            case c.AskSelector():
                 self._is_asked = True
-            case Dispatch():
+            case c.Dispatch():
                 self._model = self._model or command.model  # its decision may lie before the journal's begin
                 self._attempt_by_turn[command.turn_id] = command.attempt
                 self._served_wait_s[command.turn_id] = command.wait_s
                 self._since_s.pop(command.turn_id, None)
                 self._told.pop(command.turn_id, None)
-            case EndTurn():
+            case c.EndTurn():
                 self._close(command.turn_id, at_s)
 
     def _close(self, turn_id: int, at_s: float) -> None:

@@ -8,35 +8,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from loadwise.kernel.commands import (
-    Archive,
-    AskSelector,
-    CancelAttempt,
-    Command,
-    Dispatch,
-    EndTurn,
-    RecordCredit,
-    RecordDecision,
-    RecordPropensities,
-    SetTimer,
-    Verify,
-)
-from loadwise.kernel.events import (
-    AttemptEnded,
-    BackendAdded,
-    BackendChanged,
-    BackendRemoved,
-    Event,
-    HostRestarted,
-    ModelForgotten,
-    ProgramEnded,
-    SelectorAnswered,
-    SignalsObserved,
-    TimerFired,
-    TurnAbandoned,
-    TurnArrived,
-    VerdictArrived,
-)
+from loadwise.kernel import commands as c
+from loadwise.kernel import events as e
 from loadwise.kernel.fact import Fact
 
 from .concern import Concern, Concerning
@@ -109,33 +82,33 @@ def _held_line(concern: Concern, turn: HeldTurn) -> StoryLine:
 
 
 def _line(
-    sequence: int, at_s: float, fact: Event | Command, text: str, *, is_command: bool = False, occasion: str = ""
+    sequence: int, at_s: float, fact: e.Event | c.Command, text: str, *, is_command: bool = False, occasion: str = ""
 ) -> StoryLine:
     kind = re.sub(r"(?<!^)(?=[A-Z])", "_", type(fact).__name__).lower()
     return StoryLine(sequence=sequence, at_s=at_s, kind=kind, text=text, is_command=is_command, occasion=occasion)
 
 
-def _event_text(event: Event) -> str:
+def _event_text(event: e.Event) -> str:
     match event:
-        case TurnArrived():
+        case e.TurnArrived():
             return f"turn {event.turn_id} of {event.program_id} for {event.model}, about {event.prompt_tokens} tokens"
-        case AttemptEnded():
+        case e.AttemptEnded():
             return _attempt_text(event)
-        case TurnAbandoned():
+        case e.TurnAbandoned():
             return f"the client of turn {event.turn_id} left"
-        case ProgramEnded():
+        case e.ProgramEnded():
             return f"{event.program_id} ended ({event.reason})"
-        case VerdictArrived():
+        case e.VerdictArrived():
             score = "" if event.verdict.score is None else f", score {event.verdict.score:g}"
             return f"{event.verdict.verdict}{score} by {event.verdict.verifier or 'the client'}"
-        case SelectorAnswered():
+        case e.SelectorAnswered():
             return f"the selector answered {event.model or 'nothing'} for decision {event.decision_id}"
-        case HostRestarted():
+        case e.HostRestarted():
             return "the host came back; open attempts are gone"
     return _cause_text(event)
 
 
-def _attempt_text(event: AttemptEnded) -> str:
+def _attempt_text(event: e.AttemptEnded) -> str:
     usage = event.usage
     status = f" {event.status}" if event.status else ""
     tokens = f"{usage.prompt_tokens}+{usage.completion_tokens} tokens ({usage.cached_tokens} cached)"
@@ -143,65 +116,65 @@ def _attempt_text(event: AttemptEnded) -> str:
     return f"attempt {event.attempt} of turn {event.turn_id} {event.outcome}{status}, {tokens}{detail}"
 
 
-def _others_text(event: Event) -> str:
+def _others_text(event: e.Event) -> str:
     """What happened to another program; empty for events that are nobody's."""
     match event:
-        case TurnArrived():
+        case e.TurnArrived():
             return "a turn of another program arrived"
-        case AttemptEnded():
+        case e.AttemptEnded():
             return "an attempt of another program ended"
-        case TurnAbandoned():
+        case e.TurnAbandoned():
             return "the client of another program left"
-        case ProgramEnded():
+        case e.ProgramEnded():
             return "another program ended"
-        case VerdictArrived():
+        case e.VerdictArrived():
             return "another program was judged"
-        case SelectorAnswered():
+        case e.SelectorAnswered():
             return "the selector answered for another program"
     return ""
 
 
-def _cause_text(event: Event) -> str:
+def _cause_text(event: e.Event) -> str:
     """An event that concerns no program by itself; it is told because of what it led to."""
     match event:
-        case TimerFired():
+        case e.TimerFired():
             return event.timer
-        case SignalsObserved():
+        case e.SignalsObserved():
             return f"{event.backend_id} was read"
-        case BackendAdded():
+        case e.BackendAdded():
             return f"{event.backend.name} joined"
-        case BackendChanged():
+        case e.BackendChanged():
             return f"{event.backend_id} is {event.health}"
-        case BackendRemoved():
+        case e.BackendRemoved():
             return f"{event.backend_id} was taken out"
-        case ModelForgotten():
+        case e.ModelForgotten():
             return f"{event.model} is another model now"
     return type(event).__name__
 
 
-def _command_text(command: Command) -> str:
+def _command_text(command: c.Command) -> str:
     match command:
-        case Dispatch():
+        case c.Dispatch():
             to = f"to {command.backend_id} ({command.model})"
             in_all = " in all" if command.attempt > 1 else ""
             waited = f"dispatched after {command.wait_s:.3f} s of waiting{in_all}"
             when = waited if command.wait_s else "dispatched at once"
             return f"attempt {command.attempt} of turn {command.turn_id} {to}, {when}"
-        case CancelAttempt():
+        case c.CancelAttempt():
             return f"attempt {command.attempt} of turn {command.turn_id}"
-        case EndTurn():
+        case c.EndTurn():
             return f"turn {command.turn_id} {command.outcome}: {command.status} {command.code}, {command.message}"
-        case SetTimer():
+        case c.SetTimer():
             return f"{command.timer} at {command.fires_at_s:.6f} s"
-        case AskSelector():
+        case c.AskSelector():
             return f"decision {command.decision_id} among {', '.join(command.candidates)}"
-        case Verify():
+        case c.Verify():
             return f"by {command.verifier}"
-        case RecordDecision():
+        case c.RecordDecision():
             return f"decision {command.decision_id}: {command.chosen} by {command.policy} ({command.reason})"
-        case RecordPropensities():
+        case c.RecordPropensities():
             return f"decision {command.decision_id}: {', '.join(f'{p:.4g}' for p in command.propensities)}"
-        case RecordCredit():
+        case c.RecordCredit():
             if command.is_withdrawn:
                 taken_back = command.replaced_reward or 0.0
                 return f"decision {command.decision_id} ({command.model}): reward {taken_back:.6g} taken back"
@@ -209,5 +182,5 @@ def _command_text(command: Command) -> str:
                 f"decision {command.decision_id} ({command.model}): success {command.success:g}, "
                 f"cost ${command.cost_usd:.6g}, reward {command.reward:.6g}"
             )
-        case Archive():
+        case c.Archive():
             return f"{command.program.program_id} left memory, {command.program.state}"
