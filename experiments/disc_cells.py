@@ -143,7 +143,9 @@ def record(
     }
     body = f"{heading(head)}\n\n{text}"
     if checks:
-        body += "\n\nFigures to reach; `?` where the interval lies on both sides of the bound.\n\n"
+        body += (
+            "\n\nFigures to reach; `?` where the interval lies on both sides of the bound. One seed judges nothing.\n\n"
+        )
         body += markdown(check_rows(checks))
     print(body)
     if arguments.smoke:

@@ -105,7 +105,9 @@ def test_nothing_over_nothing_is_as_good() -> None:
         (Estimate(1.8, 1.6, 2.0, 9), 1.5, 2.1, "holds"),
         (Estimate(1.8, 1.4, 2.0, 9), 1.5, 2.1, "holds ?"),
         (Estimate(2.4, 2.2, 2.6, 9), 1.5, 2.1, "MISSED"),
-        (Estimate(1.0, -math.inf, math.inf, 1), 0.98, math.inf, "holds ?"),
+        (Estimate(1.0, -math.inf, math.inf, 1), 0.98, math.inf, "one seed"),
+        (Estimate(0.5, -math.inf, math.inf, 1), 0.98, math.inf, "one seed"),
+        (Estimate(9.0, -math.inf, math.inf, 1), 1.5, 2.1, "one seed"),
     ],
 )
 def test_a_bound_is_met_by_value_and_surely_by_interval(found: Estimate, low: float, high: float, verdict: str) -> None:

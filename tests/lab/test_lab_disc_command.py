@@ -154,6 +154,21 @@ def test_the_command_prints_one_object(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert len(seen) == len(PRESETS) * len(LOADS)
 
 
+@pytest.mark.parametrize(("options", "verdict"), [(["--quick"], "one seed"), (["--seeds", "2"], "MISSED")])
+def test_a_quick_look_misses_nothing(
+    options: list[str], verdict: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One seed judges nobody, and the table says so; two that agree do. `fast` is at half of every peer here."""
+    monkeypatch.setattr(source, "run_cell", lambda cell: result(0.5 if cell.preset == "fast" else 1.0))
+    assert main(["lab", "disc", *options]) == 0
+    _, legend, table = capsys.readouterr().out.partition("\nFigures to reach")
+    heading, *lines = table[table.index("\nfigure ") + 1 :].splitlines()
+    behind = [line for line in lines if " fast/" in line and "programs/h" in line]
+    assert legend and heading.split()[-1] == "verdict"
+    assert behind and all(line.endswith(verdict) for line in behind)
+    assert ("MISSED" in "\n".join(lines)) == (verdict == "MISSED")
+
+
 @pytest.mark.parametrize(
     ("cell", "said"),
     [

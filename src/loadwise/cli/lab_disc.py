@@ -20,6 +20,10 @@ LEGEND = """
 Means over seeds. programs/h: ended within their budget; resolved: those of them that succeeded; hit: share of prompt
 tokens that the dear model's engines had cached; diverts: ran elsewhere than chosen; killed: out of budget; dear: share
 that ran on the dear model."""
+FIGURES_LEGEND = """
+Figures to reach; a/b: one preset's over another's; paper: what was published. holds, MISSED: the value is on the right,
+the wrong side of the bound; with ? the interval over seeds lies on both, so chance may have decided. One seed has no
+interval and judges nothing; run more (--seeds)."""
 QUICK_LOADS = (32, 64)
 QUICK_PRESETS = ("thunderagent", "oracle", "fast", "quality")
 
@@ -82,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     put(LEGEND)
     checks = checks_of(ran, settings)
     if checks:
-        put("\nFigures to reach; ? where one seed ran, or the interval over seeds lies on both sides of the bound.")
+        put(FIGURES_LEGEND)
         put(columns(check_rows(checks)))
     return 0
 

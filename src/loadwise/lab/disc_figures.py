@@ -2,8 +2,9 @@
 
 Ratios are of means over the seeds that both presets ran (paired); intervals are bootstraps over those seeds. The best
 peer is the one with the best mean of the figure at that load, so it may be another for programs and for resolved ones.
-A figure holds by its value; it is `sure` where the whole interval is on the right side of the bound. `None` says that a
-figure was not asked for there: it is shown beside the others.
+A figure holds by its value; it is `sure` where the whole interval is on one side of the bound. `None` says that a
+figure was not asked for there: it is shown beside the others. One seed has no interval: its figures are shown beside
+their bounds, and nobody is said to have missed one.
 
 Reference: ORACLE, 5.4 and Fig. 6 (1.8 times ThunderAgent at 64 on the Qwen pair; 102 : 107 at 32 and 117 : 84 : 50 at
 64 on the Mistral pair; waits of about two minutes at 32).
@@ -280,7 +281,7 @@ def is_monotone(values: Sequence[Estimate], *, rises: bool) -> bool:
 
 def check_rows(checks: Sequence[Check]) -> list[tuple[str, ...]]:
     """The table's cells, a heading first."""
-    rows: list[tuple[str, ...]] = [("figure", "value", "95 %", "bound", "paper", "")]
+    rows: list[tuple[str, ...]] = [("figure", "value", "95 %", "bound", "paper", "verdict")]
     for one in checks:
         interval_ = f"[{shown(one.estimate.low)}, {shown(one.estimate.high)}]" if one.estimate.n_seeds > 1 else ""
         published = "" if one.published is None else shown(one.published)
@@ -289,9 +290,15 @@ def check_rows(checks: Sequence[Check]) -> list[tuple[str, ...]]:
 
 
 def verdict_of(check: Check) -> str:
-    """`holds` or `MISSED`, with a mark where chance may have decided it; nothing where nothing was asked."""
+    """`holds` or `MISSED`, with a mark where chance may have decided it; nothing where nothing was asked.
+
+    >>> [verdict_of(checked("key", Estimate(0.9, -math.inf, math.inf, n), low=1.0)[0]) for n in (1, 2)]
+    ['one seed', 'MISSED ?']
+    """
     if check.holds is None:
         return ""
+    if check.estimate.n_seeds == 1:
+        return "one seed"
     return ("holds" if check.holds else "MISSED") + ("" if check.sure else " ?")
 
 
