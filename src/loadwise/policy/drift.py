@@ -13,7 +13,7 @@ from .base import Candidate, Choice, Context, Feedback, Vector
 from .context import N_FEATURES_MAX
 from .gram import Array
 from .linear import LinUCBOptions
-from .picking import best_index, explored, explored_propensities
+from .picking import best_or_any
 from .ridge import CANDIDATES_MAX, NORM_MAX, REWARD_MAX
 from .state import dump_state, load_state
 from .stateless import reported
@@ -127,15 +127,7 @@ class Drift:
             means.append(mean)
             widths.append(self._options.alpha * spread)
         scores = [mean + width for mean, width in zip(means, widths, strict=True)]
-        argmax = best_index(scores, candidates)
-        floor = self._options.exploration_floor
-        return Choice(
-            chosen=explored(argmax, candidates, floor, rng),
-            scores=tuple(scores),
-            means=tuple(means),
-            widths=tuple(widths),
-            propensities=explored_propensities(argmax, len(candidates), floor),
-        )
+        return best_or_any(scores, means, candidates, self._options.exploration_floor, rng, widths)
 
     def propensities(self, choice: Choice, rng: Generator) -> tuple[float, ...]:
         """Those that the choice reports: they are exact."""

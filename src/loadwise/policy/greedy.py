@@ -10,7 +10,7 @@ from loadwise.kernel.fact import Fact
 from loadwise.kernel.streams import Generator
 
 from .base import Candidate, Choice, Context, Feedback, Vector
-from .picking import best_index, explored, explored_propensities
+from .picking import best_or_any, check_floor
 from .ridge import CANDIDATES_MAX, REWARD_MAX
 from .state import dump_state, load_state
 from .stateless import reported
@@ -25,8 +25,7 @@ class EpsilonGreedyOptions(Fact, frozen=True, kw_only=True):
     """The mean of a candidate without verdicts; an optimistic one makes each be tried."""
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.exploration_floor < 1.0:
-            raise ConfigError(f"exploration_floor is {self.exploration_floor!r}; it must be in [0, 1)")
+        check_floor(self.exploration_floor)
         if not abs(self.prior_mean) <= REWARD_MAX:
             raise ConfigError(f"prior_mean is {self.prior_mean!r}; it must be within ±{REWARD_MAX:g}")
 
@@ -66,13 +65,7 @@ class EpsilonGreedy:
     def choose(self, context: Context, candidates: Sequence[Candidate], rng: Generator) -> Choice:
         """The best mean, or by ε any."""
         scores = tuple(self._mean(candidate.name) for candidate in candidates)
-        argmax = best_index(scores, candidates)
-        return Choice(
-            chosen=explored(argmax, candidates, self._floor, rng),
-            scores=scores,
-            means=scores,
-            propensities=explored_propensities(argmax, len(candidates), self._floor),
-        )
+        return best_or_any(scores, scores, candidates, self._floor, rng)
 
     def _mean(self, name: str) -> float:
         n_verdicts, total = self._tally_by_name.get(name, (0, 0.0))

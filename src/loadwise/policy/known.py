@@ -8,7 +8,7 @@ from loadwise.kernel.fact import Fact
 from loadwise.kernel.streams import Generator
 
 from .base import Candidate, Choice, Context
-from .picking import best_index, explored, explored_propensities
+from .picking import best_or_any, check_floor
 from .stateless import Stateless
 
 ANY = "*"
@@ -27,8 +27,7 @@ class KnownOptions(Fact, frozen=True, kw_only=True):
     """ε: the probability of a uniform choice, in [0, 1)."""
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.exploration_floor < 1.0:
-            raise ConfigError(f"exploration_floor is {self.exploration_floor!r}; it must be in [0, 1)")
+        check_floor(self.exploration_floor)
         for model, row in self.success.items():
             for task_type, p in row.items():
                 if not 0.0 <= p <= 1.0:
@@ -62,13 +61,7 @@ class Known(Stateless):
     def choose(self, context: Context, candidates: Sequence[Candidate], rng: Generator) -> Choice:
         """The best by the table."""
         scores = tuple(self._expected(candidate.name, context.task_type) for candidate in candidates)
-        argmax = best_index(scores, candidates)
-        return Choice(
-            chosen=explored(argmax, candidates, self._floor, rng),
-            scores=scores,
-            means=scores,
-            propensities=explored_propensities(argmax, len(candidates), self._floor),
-        )
+        return best_or_any(scores, scores, candidates, self._floor, rng)
 
     def _expected(self, model: str, task_type: str | None) -> float:
         row = self._success.get(model, {})

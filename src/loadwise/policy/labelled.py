@@ -9,7 +9,7 @@ from loadwise.kernel.streams import Generator
 
 from .base import Candidate, Choice, Context, Feedback, Vector
 from .context import N_FEATURES_MAX
-from .picking import best_index, explored, explored_propensities
+from .picking import best_or_any, check_floor
 from .ridge import REWARD_MAX
 from .state import dump_state, load_state
 from .stateless import reported
@@ -31,8 +31,7 @@ class LabelledOptions(Fact, frozen=True, kw_only=True):
     """The version of the contexts learned on; a dump of another version does not load."""
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.exploration_floor < 1.0:
-            raise ConfigError(f"exploration_floor is {self.exploration_floor!r}; it must be in [0, 1)")
+        check_floor(self.exploration_floor)
         if self.n_labels is not None and not 0 <= self.n_labels <= N_FEATURES_MAX:
             raise ConfigError(f"n_labels is {self.n_labels!r}; it must be in [0, {N_FEATURES_MAX}]")
 
@@ -80,17 +79,6 @@ class _Labelled:
         self.is_deterministic = self._floor == 0.0
         self.tally = Tally(options.n_labels)
         """What was learned, for those who explain it."""
-
-    def _chosen(
-        self, scores: Sequence[float], means: Sequence[float], candidates: Sequence[Candidate], rng: Generator
-    ) -> Choice:
-        argmax = best_index(scores, candidates)
-        return Choice(
-            chosen=explored(argmax, candidates, self._floor, rng),
-            scores=tuple(scores),
-            means=tuple(means),
-            propensities=explored_propensities(argmax, len(candidates), self._floor),
-        )
 
     def propensities(self, choice: Choice, rng: Generator) -> tuple[float, ...]:
         """Those that the choice reports: they are exact."""
@@ -173,7 +161,8 @@ class Table(_Labelled):
         cells = [self.tally.cell(candidate.name, label) for candidate in candidates]
         means = [cell.total / (self._prior + cell.n_verdicts) for cell in cells]
         widths = [float(self._alpha / (self._prior + cell.n_decisions) ** 0.5) for cell in cells]
-        return self._chosen([mean + width for mean, width in zip(means, widths, strict=True)], means, candidates, rng)
+        scores = [mean + width for mean, width in zip(means, widths, strict=True)]
+        return best_or_any(scores, means, candidates, self._floor, rng)
 
 
 class ACRouter(_Labelled):
@@ -219,4 +208,4 @@ class ACRouter(_Labelled):
             scores = [cell.mean if cell.n_verdicts else -2.0 * REWARD_MAX for cell in cells]
         else:
             scores = [1.0 if candidate.name == self._default else 0.0 for candidate in candidates]
-        return self._chosen(scores, [cell.mean for cell in cells], candidates, rng)
+        return best_or_any(scores, [cell.mean for cell in cells], candidates, self._floor, rng)

@@ -16,7 +16,7 @@ from loadwise.kernel.streams import Generator
 from .base import Candidate, Choice, Context, Feedback, Vector
 from .context import N_FEATURES_MAX
 from .gram import Array
-from .picking import best_index, by_name, certain, explored, explored_propensities
+from .picking import best_index, by_name, certain, check_floor, explored, explored_propensities
 from .prior import N_ADDED, Primed, Prior, shift, tries_due
 from .ridge import DisjointRidge, GramMode
 from .state import LearnerState, dump_state, load_state
@@ -52,8 +52,7 @@ class LinearOptions(Fact, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not 1e-9 <= self.ridge <= 1e9:
             raise ConfigError(f"ridge is {self.ridge!r}; it must be in [1e-9, 1e9]")
-        if not 0.0 <= self.exploration_floor < 1.0:
-            raise ConfigError(f"exploration_floor is {self.exploration_floor!r}; it must be in [0, 1)")
+        check_floor(self.exploration_floor)
         if self.n_features is not None and not 1 <= self.n_features <= N_FEATURES_MAX:
             raise ConfigError(f"n_features is {self.n_features!r}; it must be in [1, {N_FEATURES_MAX}]")
         if self.gram not in ("gram_all", "gram_all_mean", "landed"):
@@ -305,6 +304,17 @@ class LinUCB(_Linear):
         means, spreads = self._estimate(context.x, [candidate.name for candidate in candidates])
         widths = [self._alpha * spread for spread in spreads]
         scores = [mean + width for mean, width in zip(means, widths, strict=True)]
+        return self._chosen(scores, means, widths, candidates, rng)
+
+    def _chosen(
+        self,
+        scores: Sequence[float],
+        means: Sequence[float],
+        widths: Sequence[float],
+        candidates: Sequence[Candidate],
+        rng: Generator,
+    ) -> Choice:
+        """The highest score, unless another is overdue, or by ε any."""
         argmax = best_index(scores, candidates)
         overdue = self._overdue(candidates)
         argmax = argmax if overdue is None else overdue

@@ -12,7 +12,7 @@ from loadwise.kernel.streams import Generator
 
 from .base import Candidate, Choice, Context, Feedback, Vector
 from .context import N_FEATURES_MAX
-from .picking import best_index, explored, explored_propensities
+from .picking import best_or_any, check_floor
 from .ridge import CANDIDATES_MAX, REWARD_MAX
 from .state import dump_state, load_state
 from .stateless import reported
@@ -47,8 +47,7 @@ class NearestOptions(Fact, frozen=True, kw_only=True):
             raise ConfigError(f"similarity_min is {self.similarity_min!r}; it must be in [-1, 1]")
         if not 0.0 <= self.alpha <= 1e6:
             raise ConfigError(f"alpha is {self.alpha!r}; it must be in [0, 1e6]")
-        if not 0.0 <= self.exploration_floor < 1.0:
-            raise ConfigError(f"exploration_floor is {self.exploration_floor!r}; it must be in [0, 1)")
+        check_floor(self.exploration_floor)
         if self.n_features is not None and not 1 <= self.n_features <= N_FEATURES_MAX:
             raise ConfigError(f"n_features is {self.n_features!r}; it must be in [1, {N_FEATURES_MAX}]")
 
@@ -107,13 +106,7 @@ class Nearest:
             mean = float(found.sum()) / (1.0 + len(found))
             means.append(mean)
             scores.append(mean + self._options.alpha / float(1.0 + len(found)) ** 0.5)
-        argmax = best_index(scores, candidates)
-        return Choice(
-            chosen=explored(argmax, candidates, self._floor, rng),
-            scores=tuple(scores),
-            means=tuple(means),
-            propensities=explored_propensities(argmax, len(candidates), self._floor),
-        )
+        return best_or_any(scores, means, candidates, self._floor, rng)
 
     def _nearest(self, unit: Vector) -> npt.NDArray[np.int64]:
         """Remembered outcomes that are near enough: the nearest first, the latest first among equals."""

@@ -7,7 +7,6 @@ from loadwise.kernel.streams import Generator
 
 from .base import Candidate, Choice, Context, Vector
 from .linear import LinUCB, LinUCBOptions
-from .picking import best_index, explored, explored_propensities
 from .state import dump_state, load_state
 
 
@@ -94,16 +93,7 @@ class Pacer(LinUCB):
             mean + width - price * self._prices.get(candidate.name, 0.0)
             for mean, width, candidate in zip(means, widths, candidates, strict=True)
         ]
-        argmax = best_index(scores, candidates)
-        overdue = self._overdue(candidates)
-        argmax = argmax if overdue is None else overdue
-        return Choice(
-            chosen=explored(argmax, candidates, self._floor, rng),
-            scores=tuple(scores),
-            means=tuple(means),
-            widths=tuple(widths),
-            propensities=explored_propensities(argmax, len(candidates), self._floor),
-        )
+        return self._chosen(scores, means, widths, candidates, rng)
 
     def observe(self, decision_id: int, candidate: str, x: Vector) -> None:
         """The decision enters V, and its expected cost is spent."""

@@ -6,9 +6,10 @@ the order in which the router happened to list them.
 
 from collections.abc import Sequence
 
+from loadwise.kernel.errors import ConfigError
 from loadwise.kernel.streams import Generator
 
-from .base import Candidate
+from .base import Candidate, Choice
 
 TIE_RATIO = 1e-9
 """Scores closer than this (relative to the best, absolute below one) are equal: rounding never breaks a tie."""
@@ -43,6 +44,35 @@ def best_index(scores: Sequence[float], candidates: Sequence[Candidate], tie_rat
     if len(near) == 1:
         return near[0]
     return min(near, key=lambda index: (candidates[index].price_usd, candidates[index].name))
+
+
+def check_floor(exploration_floor: float) -> None:
+    """Refuse a probability of uniform choices that is not in [0, 1).
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not 0.0 <= exploration_floor < 1.0:
+        raise ConfigError(f"exploration_floor is {exploration_floor!r}; it must be in [0, 1)")
+
+
+def best_or_any(
+    scores: Sequence[float],
+    means: Sequence[float],
+    candidates: Sequence[Candidate],
+    floor: float,
+    rng: Generator,
+    widths: Sequence[float] = (),
+) -> Choice:
+    """The choice of the highest score (`best_index`), or with probability `floor` of any candidate."""
+    argmax = best_index(scores, candidates)
+    return Choice(
+        chosen=explored(argmax, candidates, floor, rng),
+        scores=tuple(scores),
+        means=tuple(means),
+        widths=tuple(widths),
+        propensities=explored_propensities(argmax, len(candidates), floor),
+    )
 
 
 def explored(argmax: int, candidates: Sequence[Candidate], floor: float, rng: Generator) -> int:
