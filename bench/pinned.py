@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+ROOT = Path(__file__).resolve().parents[1]
 STOP_LIMIT_S = 5.0
 """How long a process may take to end by itself; smg alone would drain for minutes."""
 
@@ -28,6 +29,11 @@ def cores() -> tuple[int, int]:
     """Return the core for the gateway and the core for engine and load; the same one twice on a single core."""
     allowed = sorted(os.sched_getaffinity(0))
     return allowed[0], allowed[-1]
+
+
+def environment() -> dict[str, str]:
+    """Return ours, with this source tree first on the path of Python."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
 
 
 @contextlib.contextmanager

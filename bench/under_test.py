@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -11,9 +10,8 @@ import msgspec
 from bench import load
 from bench.figures import ENGINE
 from bench.load import Endpoint, LoadFailed
-from bench.pinned import Pinned, free_port
+from bench.pinned import Pinned, environment, free_port
 
-ROOT = Path(__file__).resolve().parents[1]
 OURS = "loadwise"
 REAL_EMBEDDER = "minilm"
 """What reads the first turn of a program outside the bench, as the pool file calls it."""
@@ -22,9 +20,7 @@ CHUNKS = 40
 
 
 def _python(name: str, arguments: list[str], core: int, cwd: Path | None = None) -> Pinned:
-    source = str(ROOT / "src")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([source, str(ROOT)])}
-    return Pinned(name, [sys.executable, *arguments], core, environment, cwd)
+    return Pinned(name, [sys.executable, *arguments], core, environment(), cwd)
 
 
 def start_engine(core: int) -> tuple[Pinned, Endpoint]:

@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench import result
-from bench.pinned import Pinned, ProcessFailed, cores, free_port
-from bench.under_test import ROOT, start_engine
+from bench.pinned import Pinned, ProcessFailed, cores, environment, free_port
+from bench.under_test import start_engine
 from loadwise.runner.monty import SmallPython
 from loadwise.runner.sandbox import Bubblewrap, missing_for_bubblewrap
 from loadwise.verify.check import FindingStatus, RunInSandbox, RunSmallPython
@@ -95,9 +95,8 @@ def start_gateway(directory: Path, engine_url: str, name: str, core: int) -> tup
             journal=directory / "journal",
         )
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
     process = Pinned(
-        name, [sys.executable, "-m", "loadwise.cli.main", "serve", str(pool)], core, environment, directory
+        name, [sys.executable, "-m", "loadwise.cli.main", "serve", str(pool)], core, environment(), directory
     )
 
     def is_ready() -> bool:

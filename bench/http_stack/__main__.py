@@ -16,7 +16,6 @@ import argparse
 import contextlib
 import os
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
@@ -25,11 +24,15 @@ from pathlib import Path
 
 from bench import result
 from bench.figures import check
-from bench.http_stack import load, pinned
+from bench.http_stack import load
+from bench.load import get
+from bench.pinned import ROOT, Pinned, ProcessFailed, cores, environment, free_port
+from bench.under_test import start_engine
 
 CONNECTIONS = 32
+READY_LIMIT_S = 20.0
 CANDIDATES = ("protocols", "uvicorn", "aiohttp", "starlette")
-_ENVIRONMENT = pinned.ROOT / ".cache" / "bench-http-stack"
+_ENVIRONMENT = ROOT / ".cache" / "bench-http-stack"
 _REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 _ROUTE = "/v1/chat/completions"
 
@@ -46,14 +49,14 @@ def main() -> None:
     options = parser.parse_args()
     rounds, seconds = (2, 1) if options.quick else (5, 3)
     load_before = os.getloadavg()[0]
-    proxy_core, other_core = pinned.cores()
+    proxy_core, other_core = cores()
     python = _environment()
     runs: Runs = {}
     with contextlib.ExitStack() as stack:
-        engine_port = _free_port()
-        stack.enter_context(pinned.stub(other_core, engine_port))
-        engine = f"http://127.0.0.1:{engine_port}"
-        urls: dict[str, tuple[str, pinned.Pinned | None]] = {"engine": (engine, None)}
+        process, endpoint = start_engine(other_core)
+        stack.enter_context(process)
+        engine = f"http://127.0.0.1:{endpoint.port}"
+        urls: dict[str, tuple[str, Pinned | None]] = {"engine": (engine, None)}
         for candidate in CANDIDATES:
             started = _start(candidate, python, engine, proxy_core)
             if started is not None:
@@ -65,7 +68,7 @@ def main() -> None:
     _print(runs, load_before, len(urls) - 1, rounds, seconds, options.json)
 
 
-def _measure(runs: Runs, name: str, url: str, process: pinned.Pinned | None, core: int, seconds: float) -> None:
+def _measure(runs: Runs, name: str, url: str, process: Pinned | None, core: int, seconds: float) -> None:
     for kind in ("plain", "stream"):
         payload = load.body(stream=kind == "stream")
         cpu_s = process.cpu_s() if process else 0.0
@@ -92,7 +95,7 @@ def _print(runs: Runs, load_before: float, started: int, rounds: int, seconds: f
         if others:
             key = f"protocols.{kind}.cpu_us"
             checks.append(check(key, "<=", min(others), values.get(key)))
-    proxy_core, other_core = pinned.cores()
+    proxy_core, other_core = cores()
     config = {
         "connections": CONNECTIONS,
         "stream_chunks": 40,
@@ -106,20 +109,20 @@ def _print(runs: Runs, load_before: float, started: int, rounds: int, seconds: f
     result.show(result.build("http_stack", values=values, config=config, ci95=ci95, checks=checks), as_json=as_json)
 
 
-def _start(name: str, python: str | None, engine: str, core: int) -> tuple[str, pinned.Pinned] | None:
+def _start(name: str, python: str | None, engine: str, core: int) -> tuple[str, Pinned] | None:
     interpreter = sys.executable if name == "protocols" else python
     if interpreter is None:
         return None
-    port = _free_port()
-    url = f"http://127.0.0.1:{port}"
-    process = pinned.Pinned([interpreter, "-m", f"bench.http_stack.proxy_{name}", engine, str(port)], core)
+    port = free_port()
+    argv = [interpreter, "-m", f"bench.http_stack.proxy_{name}", engine, str(port)]
+    process = Pinned(name, argv, core, environment(), ROOT)
     try:
-        process.wait_until_ready(f"{url}/v1/models")
-    except RuntimeError as problem:
+        process.wait_ready(lambda: get(port, "/v1/models") is not None, READY_LIMIT_S)
+    except ProcessFailed as problem:
         _say(f"skipped {name}: {problem}")
-        process.end()
+        process.stop()
         return None
-    return url, process
+    return f"http://127.0.0.1:{port}", process
 
 
 def _environment() -> str | None:
@@ -148,12 +151,6 @@ def _environment() -> str | None:
         return None
     done.write_text(wanted)
     return str(python)
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def _say(message: str) -> None:

@@ -1,10 +1,6 @@
-"""Load: closed loop by `wrk` (or our own client where wrk is not installed), open loop at a given rate by our
-own.
+"""How many requests per second, at so many connections: by `wrk`, or by our own client where wrk is not installed.
 
-`closed` answers "how many requests per second, at so many connections": each connection asks again as soon as
-it has its answer. `paced` answers "how long does a request take at so many per second": requests are handed
-over at their instants (to the timer's millisecond) whatever the answers do, and latency counts from there,
-waiting for a free connection included, so a stall is not forgotten.
+Each connection asks again as soon as it has its answer.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench.http_stack.pinned import environment
+from bench.pinned import environment
 from loadwise.wire.client import Timeouts, Upstream, UpstreamLimits
 from loadwise.wire.heads import JSON_TYPE, header_block
 
@@ -103,21 +99,6 @@ def closed(
     )
 
 
-def paced(
-    url: str,
-    *,
-    payload: bytes,
-    core: int,
-    rate_per_s: float,
-    connections: int = 64,
-    seconds: float = 5.0,
-    sessions: int = 0,
-) -> Load:
-    """Ask at a steady rate, whatever the answers do."""
-    arguments = ["--connections", str(connections), "--seconds", str(seconds), "--sessions", str(sessions)]
-    return _own(url, payload, core, [*arguments, "--rate", str(rate_per_s)])
-
-
 def script(payload: bytes, sessions: int) -> str:
     """The wrk script: prebuilt requests in turn, and a summary that a program can read."""
     quoted = "".join(f"\\{byte:03d}" for byte in payload)
@@ -151,7 +132,7 @@ def _own(url: str, payload: bytes, core: int, arguments: Sequence[str]) -> Load:
 
 
 class _Asker:
-    """One request in flight: a sink that measures and, in a closed loop, asks again."""
+    """One request in flight: a sink that measures and asks again."""
 
     __slots__ = ("_load", "_number", "_since_s", "_status")
 
@@ -196,7 +177,6 @@ class _Generator:
         ]
         self.latencies_s: list[float] = []
         self.errors = 0
-        self._is_closed_loop = options.rate <= 0
         # Not the loop's clock: that of uvloop has a grain of a millisecond.
         self._end_s = time.perf_counter() + options.seconds
         self._open = 0
@@ -208,42 +188,29 @@ class _Generator:
             self.latencies_s.append(now_s - since_s)
         else:
             self.errors += 1
-        if self._is_closed_loop and now_s < self._end_s:
+        if now_s < self._end_s:
             self._open += 1
             asker.ask(now_s)
 
     async def run(self, options: argparse.Namespace) -> Load:
         begin_s = time.perf_counter()
-        if self._is_closed_loop:
-            for number in range(options.connections):
-                self._open += 1
-                _Asker(self, number).ask(begin_s)
-            await asyncio.sleep(options.seconds)
-        else:
-            await self._pace(begin_s, options)
+        for number in range(options.connections):
+            self._open += 1
+            _Asker(self, number).ask(begin_s)
+        await asyncio.sleep(options.seconds)
         while self._open and time.perf_counter() < self._end_s + 30.0:
             await asyncio.sleep(0.01)
         self.errors += self._open
-        seconds = max(time.perf_counter() - begin_s, 1e-9) if not self._is_closed_loop else options.seconds
         await self.upstream.close()
         ordered = sorted(self.latencies_s)
         return Load(
-            rps=len(self.latencies_s) / seconds,
+            rps=len(self.latencies_s) / options.seconds,
             requests=len(self.latencies_s) + self.errors,
             errors=self.errors,
             p50_ms=ordered[len(ordered) // 2] * 1e3 if ordered else None,
             p99_ms=ordered[int(len(ordered) * 0.99)] * 1e3 if ordered else None,
             tool="own",
         )
-
-    async def _pace(self, begin_s: float, options: argparse.Namespace) -> None:
-        sent, total = 0, int(options.rate * options.seconds)
-        while sent < total:
-            while sent < total and begin_s + sent / options.rate <= time.perf_counter():
-                self._open += 1
-                _Asker(self, sent).ask(time.perf_counter())
-                sent += 1
-            await asyncio.sleep(max(0.0, begin_s + sent / options.rate - time.perf_counter()))
 
 
 async def generate(payload: bytes, options: argparse.Namespace) -> Load:
@@ -258,7 +225,6 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--connections", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--sessions", type=int, default=0)
-    parser.add_argument("--rate", type=float, default=0.0, help="requests per second; 0 is a closed loop")
     return parser
 
 
