@@ -8,11 +8,8 @@ and a verdict each.
 
 import argparse
 import asyncio
-import json
 import os
-import platform
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -21,7 +18,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-import loadwise
+from bench import result
+from bench.figures import check
 from loadwise.journal.commit import GroupCommit
 from loadwise.journal.entry import Header, make_header
 from loadwise.journal.parity import replay
@@ -180,36 +178,10 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as directory:
             runs.append(measure(Path(directory), n_programs))
     values = {key: round(statistics.median(run[key] for run in runs), 2) for key in runs[0]}
-    if not arguments.json:
-        for key, value in values.items():
-            print(f"{key:28s}{value:12.2f}")
-        return
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    machine = {
-        "processor": platform.machine(),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "n_cores": os.cpu_count(),
-        "load_average": os.getloadavg()[0],
-    }
-    checks = [{"key": key, "op": "<=", "bound": bound, "holds": values[key] <= bound} for key, bound in BOUNDS.items()]
-    config = {"n_programs": n_programs, "n_turns": N_TURNS, "n_runs": N_RUNS}
-    print(
-        json.dumps(
-            {
-                "name": "journal",
-                "version": loadwise.__version__,
-                "commit": commit,
-                "machine": machine,
-                "seeds": [SEED],
-                "config": config,
-                "values": values,
-                "ci95": {},
-                "peers": {},
-                "checks": checks,
-            }
-        )
-    )
+    checks = [check(key, "<=", bound, values[key]) for key, bound in BOUNDS.items()]
+    config = {"n_programs": n_programs, "n_turns": N_TURNS, "n_runs": N_RUNS, "load_average": os.getloadavg()[0]}
+    built = result.build("journal", values=values, config=config, seeds=[SEED], checks=checks)
+    result.show(built, as_json=arguments.json)
 
 
 if __name__ == "__main__":

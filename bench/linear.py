@@ -4,18 +4,16 @@ python -m bench.linear [--json] [--quick] [--features 40] [--candidates 3]
 """
 
 import argparse
-import json
 import os
-import platform
 import statistics
-import subprocess
 import timeit
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-import loadwise
+from bench import result
+from bench.figures import check
 from loadwise.policy.base import Candidate, Context, Feedback
 from loadwise.policy.linear import LinTS, LinUCB, LinUCBOptions
 
@@ -66,37 +64,14 @@ def main() -> None:
     parser.add_argument("--candidates", type=int, default=3)
     arguments = parser.parse_args()
     values = measure(arguments.candidates, arguments.features, 500 if arguments.quick else 5000)
-    if not arguments.json:
-        for key, value in values.items():
-            print(f"{key:28s}{value:10.2f}")
-        return
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    machine = {
-        "processor": platform.machine(),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "n_cores": os.cpu_count(),
+    checks = [check(key, "<=", bound, values[key]) for key, bound in BOUNDS_US.items()]
+    config = {
+        "n_candidates": arguments.candidates,
+        "n_features": arguments.features,
         "load_average": os.getloadavg()[0],
     }
-    checks = [
-        {"key": key, "op": "<=", "bound": bound, "holds": values[key] <= bound} for key, bound in BOUNDS_US.items()
-    ]
-    print(
-        json.dumps(
-            {
-                "name": "linear",
-                "version": getattr(loadwise, "__version__", "0"),
-                "commit": commit,
-                "machine": machine,
-                "seeds": [0],
-                "config": {"n_candidates": arguments.candidates, "n_features": arguments.features},
-                "values": values,
-                "ci95": {},
-                "peers": {},
-                "checks": checks,
-            }
-        )
-    )
+    built = result.build("linear", values=values, config=config, seeds=[0], checks=checks)
+    result.show(built, as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import sys
 from collections.abc import Callable
+from types import ModuleType
 
 import pytest
 import yaml
 
-from bench import gateway, import_time, memory, under_test, wrk
+from bench import gateway, import_time, journal, linear, memory, result, under_test, wrk
 from bench.load import Endpoint
 from bench.memory import Span, World
 from loadwise.kernel.commands import Command, Dispatch, SetTimer, Verify
@@ -29,6 +32,21 @@ def test_no_runs_at_all_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         gateway.main(["--runs", "0"])
     assert "--runs is 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("bench", "bounds"), [(journal, journal.BOUNDS), (linear, linear.BOUNDS_US)])
+def test_benches_of_one_part_print_the_object_that_all_print(
+    bench: ModuleType, bounds: dict[str, float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With every check that they name, whichever holds."""
+    values = {key: bound + n for n, (key, bound) in enumerate(bounds.items())}
+    monkeypatch.setattr(bench, "measure", lambda *_: values)
+    monkeypatch.setattr(sys, "argv", ["bench", "--quick", "--json"])
+    bench.main()
+    said = json.loads(capsys.readouterr().out)
+    assert set(said) == set(result.build("any", values={}, config={}))
+    assert said["values"] == values and "load_average" in said["config"]
+    assert [(one["key"], one["holds"]) for one in said["checks"]] == [(key, n == 0) for n, key in enumerate(bounds)]
 
 
 def test_without_wrk_the_bench_says_so_and_prints_no_result(
