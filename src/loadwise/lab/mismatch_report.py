@@ -3,10 +3,10 @@
 from typing import Any
 
 from loadwise import __version__
-from loadwise.kernel.errors import ConfigError
 
 from .judge import singles
 from .mismatch import ARMS, Mismatch, described
+from .plotting import drawing
 from .report import commit, machine
 
 COLOURS = {"uninformed": "0.7", "patch_only": "tab:red", "adaptive": "tab:blue", "best_fixed": "tab:green"}
@@ -92,32 +92,19 @@ def write_plot(found: Mismatch, path: str) -> None:
     Raises:
         ConfigError: matplotlib is not installed, or it cannot write such a file.
     """
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError as error:
-        raise ConfigError("a plot needs matplotlib, which is not installed: pip install 'loadwise[lab]'") from error
-    figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(15, 4.5))
-    families = found.config.families
-    _bars(left, found, ("uninformed", *ARMS), [f"mixed.{family}.{{}}.success" for family in families], scale=100.0)
-    left.set(ylabel="success, %", title="Each family within the mixed stream, cost weight 0")
-    _draw_shares(middle, found)
-    _bars(right, found, tuple(ARMS), [f"alone.{family}.{{}}.gain_pp" for family in families], scale=1.0)
-    right.axhline(0.0, color="black", lw=0.8)
-    right.set(ylabel="over the uninformed choice, pp", title="Each family alone, cost weight 0")
-    for axes in (left, right):
-        axes.set_xticks(range(len(families)), families)
-    left.set_ylim(top=left.get_ylim()[1] * 1.2)
-    left.legend(fontsize="small", loc="upper right", ncols=2)
-    try:
+    with drawing(path, 3, size_inches=(15, 4.5), dpi=110) as (figure, (left, middle, right)):
+        families = found.config.families
+        _bars(left, found, ("uninformed", *ARMS), [f"mixed.{family}.{{}}.success" for family in families], scale=100.0)
+        left.set(ylabel="success, %", title="Each family within the mixed stream, cost weight 0")
+        _draw_shares(middle, found)
+        _bars(right, found, tuple(ARMS), [f"alone.{family}.{{}}.gain_pp" for family in families], scale=1.0)
+        right.axhline(0.0, color="black", lw=0.8)
+        right.set(ylabel="over the uninformed choice, pp", title="Each family alone, cost weight 0")
+        for axes in (left, right):
+            axes.set_xticks(range(len(families)), families)
+        left.set_ylim(top=left.get_ylim()[1] * 1.2)
+        left.legend(fontsize="small", loc="upper right", ncols=2)
         figure.tight_layout()
-        figure.savefig(path, bbox_inches="tight", dpi=110)
-    except ValueError as error:
-        raise ConfigError(f"plot {path!r}: {error}") from error
-    finally:
-        pyplot.close(figure)
 
 
 def _bars(axes: Any, found: Mismatch, arms: tuple[str, ...], keys: list[str], *, scale: float) -> None:

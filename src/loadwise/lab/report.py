@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from loadwise import __version__
-from loadwise.kernel.errors import ConfigError
 
 from .experiment import Result
 from .frontier import hull_vertices
 from .judge import Point, singles
 from .offline import OFFLINE
+from .plotting import drawing
 
 
 def as_json(result: Result, experiment: str = "replay") -> dict[str, Any]:
@@ -89,14 +89,11 @@ def write_plot(result: Result, path: str) -> None:
     Raises:
         ConfigError: matplotlib is not installed, or it cannot write such a file.
     """
-    try:
-        import matplotlib
+    with drawing(path, 1, size_inches=(8, 5)) as (_, axes):
+        _draw(axes, result)
 
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError as error:
-        raise ConfigError("a plot needs matplotlib, which is not installed: pip install 'loadwise[lab]'") from error
-    figure, axes = pyplot.subplots(figsize=(8, 5))
+
+def _draw(axes: Any, result: Result) -> None:
     lines: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for point in result.judged.points:
         lines.setdefault((point.policy, point.verification), []).append((point.cost_usd, 100.0 * point.success))
@@ -113,12 +110,6 @@ def write_plot(result: Result, path: str) -> None:
         axes.annotate(model, (one["cost_usd"], 100.0 * one["success"]), textcoords="offset points", xytext=(5, -10))
     axes.set(xlabel="USD per task", ylabel="success, %", title=", ".join(result.config.families))
     axes.legend(fontsize="x-small")
-    try:
-        figure.savefig(path, bbox_inches="tight")
-    except ValueError as error:
-        raise ConfigError(f"plot {path!r}: {error}") from error
-    finally:
-        pyplot.close(figure)
 
 
 def machine() -> dict[str, object]:
