@@ -11,6 +11,8 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from loadwise.kernel.errors import LawBroken, SchemaMismatch
 from loadwise.kernel.streams import Generator
 
@@ -72,13 +74,7 @@ class Guarded:
 
     def choose(self, context: Context, candidates: Sequence[Candidate], rng: Generator) -> Choice:
         """What the policy chooses, if that is a choice; else the fallback."""
-        own = Context(
-            decision_id=context.decision_id,
-            x=context.x.copy(),  # the decision is remembered under it
-            at_s=context.at_s,
-            task_type=context.task_type,
-            domain=context.domain,
-        )
+        own = msgspec.structs.replace(context, x=context.x.copy())  # the decision is remembered under it
         try:
             return sound_choice(self.inner.choose(own, tuple(candidates), rng), len(candidates))
         except Exception as error:
@@ -99,13 +95,7 @@ class Guarded:
 
     def learn(self, feedback: Feedback) -> None:
         """Pass it on."""
-        own = Feedback(
-            decision_id=feedback.decision_id,
-            candidate=feedback.candidate,
-            x=feedback.x.copy(),
-            reward=feedback.reward,
-        )
-        self._call("learn", own)
+        self._call("learn", msgspec.structs.replace(feedback, x=feedback.x.copy()))
 
     @property
     def can_unlearn(self) -> bool:
@@ -114,14 +104,7 @@ class Guarded:
 
     def unlearn(self, feedback: Feedback) -> None:
         """Pass it on."""
-        own = Feedback(
-            decision_id=feedback.decision_id,
-            candidate=feedback.candidate,
-            x=feedback.x.copy(),
-            reward=feedback.reward,
-            age=feedback.age,
-        )
-        self._call("unlearn", own)
+        self._call("unlearn", msgspec.structs.replace(feedback, x=feedback.x.copy()))
 
     @property
     def can_forget(self) -> bool:
