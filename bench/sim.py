@@ -1,4 +1,4 @@
-"""How many model calls per second the simulator's engine core does, beside the prototype where that is at hand.
+"""How many model calls per second the simulator's engine core does, beside a prototype's if one is given.
 
 python -m bench.sim [--json] [--quick] [--prototype FILE]
 
@@ -29,7 +29,6 @@ from loadwise.sim.programs import Programs, pack
 from loadwise.sim.step_time import StepCost
 from loadwise.sim.vllm_engine import VllmEngineSpec
 
-PROTOTYPE = Path(__file__).resolve().parents[2] / "shared" / "prototypes" / "simulators_proto.py"
 STEP = StepCost(
     fixed_s=2.04e-3,
     weights_s=6.03e-3,
@@ -154,11 +153,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--quick", action="store_true", help="fewer programs; done within a minute")
-    parser.add_argument("--prototype", type=Path, default=PROTOTYPE, help="simulators_proto.py, to compare with")
+    parser.add_argument("--prototype", type=Path, help="its file, to compare with")
     arguments = parser.parse_args()
     if arguments.quick:
         CASES.update({name: case._replace(n_programs=case.n_programs // 4) for name, case in CASES.items()})
-    prototype = load_prototype(arguments.prototype)
+    prototype = None if arguments.prototype is None else load_prototype(arguments.prototype)
     values, peer = measure_all(prototype, n_runs=3 if arguments.quick else 5)
     config = {
         "load_average": os.getloadavg()[0],
