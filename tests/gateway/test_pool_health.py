@@ -353,6 +353,27 @@ async def test_an_engine_that_answers_turns_is_not_down_however_slow_its_metrics
 
 
 @on_loop
+async def test_looks_without_an_answer_add_up_only_while_nothing_is_heard() -> None:
+    """An engine that answers a turn every third look is never silent for as long as it takes to be called down."""
+    engine, _ = await probed()
+    async with site(engine, config=pool(engine), probe_interval_s=600.0) as s:
+        probe, state = s.gateway.probes[0], s.router.backends.by_id["a"]
+        n_looks = 0
+
+        async def runs_out_of_time(path: str, *, from_root: bool = True) -> Answer:
+            nonlocal n_looks
+            n_looks += 1
+            if n_looks % MISSES_MAX == 0:
+                assert (await s.chat()).status == 200
+            raise UpstreamError("first_byte_timeout", "nothing within 2 s")
+
+        probe._ask = runs_out_of_time  # type: ignore[method-assign]
+        for _ in range(4 * MISSES_MAX):
+            await probe.poll()
+            assert (probe.is_reachable, state.health) == (True, "up")
+
+
+@on_loop
 async def test_a_closed_port_is_down_at_once_and_found_again() -> None:
     """Refused is certain; the probe that said so says when it is over."""
     engine, _ = await probed()

@@ -47,7 +47,7 @@ class Probe:
         self._told: dict[str, float] = {}
         self._told_at_s = -math.inf
         self._n_misses = 0
-        """Looks in a row without a good answer."""
+        """Looks in a row without a good answer, and without one to a turn."""
         self._has_said_down = False
         self.is_reachable: bool | None = None
         """None before the first answer or failure."""
@@ -106,7 +106,9 @@ class Probe:
             answer = await self._ask(path, from_root=from_root)
         except UpstreamError as error:
             is_slow = "timeout" in error.kind
-            if not is_slow or self._link.upstream.n_heard == n_heard:
+            if is_slow and self._link.upstream.n_heard != n_heard:
+                self._n_misses = 0
+            else:
                 self._miss(str(error), is_slow=is_slow, is_refused=error.kind == "refused")
             return False
         # 501 is how llama.cpp says that its metrics are off: it is alive.
