@@ -1,5 +1,6 @@
 """Caches whose bound is learned from answers, and programs that are paused where contexts are lost."""
 
+import msgspec
 import pytest
 from router_host import Host, backend, find, kinds, make_stack
 
@@ -153,6 +154,90 @@ def test_a_restart_is_seen_by_a_later_reading_only():
     h.after(1.0)
     read(h, prompt_tokens=8999.0)
     assert not any(program.is_resident for program in h.router.table.by_id.values())
+
+
+@pytest.mark.parametrize("restart", RESTARTS)
+def test_a_cache_that_thrashes_is_seen_however_often_its_engine_flaps(restart):
+    """Before every single answer there is a sign of a restart: no engine is excused for ever."""
+    h = crowded_host()
+    for n in range(1, 200):
+        read(h, generation_tokens=5000.0 + n)
+        h.after(1.0)
+        RESTARTS[restart](h)
+        h.set_health("a", "up")
+        h.after(1.0)
+        again(h, f"p{n % 12}", found=0.0)
+    assert h.router.admission.books.residency_by_cache["backend:a"].is_thrashing
+    assert h.router.counts.pauses > 0
+
+
+@pytest.mark.parametrize("restart", RESTARTS)
+def test_an_engine_that_was_started_again_a_few_times_is_no_cliff(restart):
+    """It fails, and fails again before all have come back: each loss is one of those that a restart explains."""
+    h = crowded_host()
+    for _ in range(3):
+        read(h, generation_tokens=5000.0)
+        h.after(1.0)
+        RESTARTS[restart](h)
+        h.set_health("a", "up")
+        h.after(1.0)
+        for number in range(1, 12):
+            again(h, f"p{number}", found=0.0)
+    assert h.router.counts.pauses == 0
+
+
+@pytest.mark.parametrize("value", [float("-inf"), float("nan")])
+def test_a_reading_that_is_left_out_tells_of_no_restart(value):
+    """One that is no number, or comes from the future, is not believed in this either."""
+    h = crowded_host()
+    read(h, generation_tokens=5000.0)
+    h.after(1.0)
+    read(h, generation_tokens=value)
+    read(h, observed_ago_s=-5.0, generation_tokens=10.0)
+    assert all(program.is_resident for program in h.router.table.by_id.values())
+
+
+def together(h: Host) -> None:
+    """The machine of both was started again."""
+    h.send(e.HostRestarted(at_s=h.now_s))
+    h.after(1.0)
+    read(h, generation_tokens=10.0)
+
+
+def replaced(h: Host) -> None:
+    """Another engine of the same model, which has counted more, has taken the place of this one."""
+    h.send(
+        e.BackendAdded(
+            at_s=h.now_s, backend=msgspec.structs.replace(backend("a", kv_tokens=10_000), url="http://127.0.0.1:9/v1")
+        )
+    )
+    read(h, generation_tokens=6000.0)
+
+
+def standing_still(h: Host) -> None:
+    """The gateway alone was started again."""
+    h.send(e.HostRestarted(at_s=h.now_s))
+    h.after(1.0)
+    read(h, generation_tokens=6000.0)
+
+
+def repriced(h: Host) -> None:
+    """The same engine under other words."""
+    spec = msgspec.structs.replace(backend("a", kv_tokens=10_000), idle_timeout_s=61.0)
+    h.send(e.BackendAdded(at_s=h.now_s, backend=spec))
+
+
+@pytest.mark.parametrize(("change", "is_cliff"), [(together, 0), (replaced, 0), (standing_still, 1), (repriced, 1)])
+def test_an_engine_that_was_exchanged_is_no_cliff(change, is_cliff):
+    """Nor one that was started again together with the gateway; of one that went on, losses say what they do."""
+    h = crowded_host()
+    read(h, generation_tokens=5000.0)
+    h.after(1.0)
+    change(h)
+    h.after(1.0)
+    for number in range(12):
+        again(h, f"p{number}", found=0.0)
+    assert (h.router.counts.pauses > 0) == is_cliff
 
 
 def test_who_is_called_gives_its_place_up_when_it_returns():

@@ -63,6 +63,8 @@ class BackendState(msgspec.Struct, kw_only=True):
     quiet_until_s: float = -math.inf
     """It asked to be left alone until then."""
     signals: dict[str, Signal] = {}
+    counted: dict[str, Signal] = {}
+    """What it had counted at the latest reading; unlike signals it stays when the host is restarted."""
     load: OwnLoad = msgspec.field(default_factory=OwnLoad)
     """Our calls in flight, for the dead reckoning between two readings."""
     read_at_s: float = -math.inf
@@ -315,16 +317,24 @@ class Backends:
                 n_refused += 1
             elif known is None or known.observed_at_s <= observed_at_s:
                 signals[name] = Signal(value=value, observed_at_s=observed_at_s)
+                if name in COUNTED:
+                    state.counted[name] = signals[name]
         if observed_at_s >= state.read_at_s:
             state.read_at_s = observed_at_s
             state.load.read(observed_at_s, {name: value for name, value in values.items() if math.isfinite(value)})
         return n_refused
 
-    def has_begun_anew(self, backend_id: BackendId, values: dict[str, float], observed_at_s: float) -> bool:
-        """Whether a reading shows that the engine was started again: what it counts is less than it was."""
-        signals = self.by_id[backend_id].signals
-        known = ((signals.get(name), values.get(name, math.inf)) for name in COUNTED)
-        return any(old is not None and old.observed_at_s < observed_at_s and new < old.value for old, new in known)
+    def has_begun_anew(
+        self, backend_id: BackendId, values: dict[str, float], observed_at_s: float, now_s: float
+    ) -> bool:
+        """Whether a reading shows that the engine was started again: what it counts is less than it was.
+
+        A value that `observe` refuses shows nothing.
+        """
+        if not observed_at_s <= now_s:
+            return False
+        known = ((old, values.get(name, math.inf)) for name, old in self.by_id[backend_id].counted.items())
+        return any(old.observed_at_s < observed_at_s and -math.inf < new < old.value for old, new in known)
 
     def begin_call(self, backend_id: BackendId, tokens: int, now_s: float) -> BackendState:
         """A turn goes out to the backend."""

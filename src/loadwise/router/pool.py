@@ -27,7 +27,7 @@ class PoolChanges:
         if event.backend_id not in desk.backends.by_id:
             desk.counts.stale += 1
             return
-        if desk.backends.has_begun_anew(event.backend_id, event.values, event.observed_at_s):
+        if desk.backends.has_begun_anew(event.backend_id, event.values, event.observed_at_s, desk.now_s):
             desk.residing.forget(event.backend_id)
         n_refused = desk.backends.observe(event.backend_id, event.values, event.observed_at_s, desk.now_s)
         desk.counts.malformed += n_refused
@@ -79,6 +79,9 @@ class PoolChanges:
                 self.remove(backend_id)
             else:
                 self._forget_dues(backend_id)
+                if known.spec.url != spec.url:  # another engine: nobody's context is there, and it counts for itself
+                    desk.residing.forget(backend_id)
+                    known.counted.clear()
         desk.backends.add(spec)
         desk.admission.add_backend(spec)
 

@@ -102,8 +102,10 @@ class Program(msgspec.Struct, kw_only=True):
     """Its last answer came from there, and it has had its place since: its context should still be in the cache."""
     has_found: bool = False
     """Its context was found once: a program whose prompts never begin alike finds nothing in any cache."""
+    n_excused: int = 0
+    """How often its engine was said to have begun anew since an answer to it was learned from (`residing`)."""
     answered_at_s: float = 0.0
-    """When that came."""
+    """When its last answer came."""
     fill_ratio: float = 0.0
     """How full the cache was then, where that is learned from; 0: not known."""
     decision_id: DecisionId | None = None

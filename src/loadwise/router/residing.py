@@ -16,6 +16,10 @@ from .config import AdmissionConfig
 from .gates import FULL_RATIO
 from .program import Program
 
+EXCUSED_MAX = 4
+"""Answers in a row of one program that are not learned from, for its engine seems to have been started again. It may
+fail a few times before it stays; one that is said to do so before every answer only flaps, and its cache may thrash."""
+
 
 class Residing:
     """Learns from answers to later turns of programs, and pauses."""
@@ -43,6 +47,7 @@ class Residing:
         program.fill_ratio = 0.0
         if not self.is_on or not program.is_resident or program.backend_id != backend_id:
             return 0
+        program.n_excused = 0
         if not self._admission.is_gated(backend_id) or not 0 < context_tokens <= prompt_tokens:
             return 0  # a conversation that was made shorter, or began anew
         found_ratio = min(cached_tokens / context_tokens, 1.0)
@@ -66,7 +71,8 @@ class Residing:
         Whoever lived there counts as one that returns, until its context has been read anew.
         """
         for program in self._books.programs.values():
-            if program.backend_id == backend_id:
+            if program.backend_id == backend_id and program.is_resident and program.n_excused < EXCUSED_MAX:
+                program.n_excused += 1
                 program.is_resident, program.fill_ratio = False, 0.0
 
     def _residency(self, backend_id: BackendId) -> Residency:
