@@ -13,6 +13,7 @@ from loadwise.ledger.forecast import Span
 from loadwise.policy.base import Choice
 from loadwise.policy.registry import PolicySpec
 from loadwise.router.config import AdmissionConfig, DivertConfig, TradeConfig
+from loadwise.router.program import Program
 
 SAID = Span(middle_s=100.0, low_s=50.0, high_s=200.0)
 KNOWN = PolicySpec(name="known", options={"success": {"small": {"*": 0.5}, "large": {"*": 0.7}}})
@@ -115,6 +116,35 @@ def test_a_model_whose_programs_run_out_of_time_buys_less(when):
     for n in range(3, 8):
         h.arrive(f"p{n}")
     assert h.router.counts.diverts == 1
+
+
+def test_who_comes_back_has_given_nothing_up():
+    """Diverted when it arrived, it has waited there as long as it may, and starts where the selector sent it."""
+    slots = backend("a", slots=1), backend("b", "large", slots=1)
+    h = host(*slots, beta=0.9, saturation="none", hold_max_s=30.0, forgoes_max_ratio=1.0)
+    for n in range(4):
+        h.arrive(f"p{n}")
+    back = h.router.table.by_id["p3"]
+    assert [(p.model, p.routed_model) for p in h.router.table.by_id.values()][1::2] == [("small", "large")] * 2
+    h.abandon(3)
+    h.end_attempt(1)
+    h.finish("p0")
+    before = h.router.desk.divert.forgone.given_up
+    h.after(31.0).wake()
+    assert (back.model, back.backend_id) == ("large", "b")
+    assert h.router.desk.divert.forgone.given_up == pytest.approx(before - 0.2, abs=0.005)
+
+
+def test_who_is_diverted_again_has_given_up_what_its_last_model_costs():
+    """Wherever it was in between: from 50 points by way of 70 to 40 is a loss of 10."""
+    h = host()
+    divert, program = h.router.desk.divert, Program(program_id="p", arrived_at_s=0.0, active_at_s=0.0)
+    program.estimates = {"home": 0.5, "best": 0.7, "worst": 0.4}
+    program.model = "home"
+    for away, given_up in [("best", 0.0), ("worst", 0.1), ("best", 0.0), ("home", 0.0), ("worst", 0.1)]:
+        divert.note_diverted(program, away)
+        program.model, program.routed_model = away, "home"
+        assert divert.forgone.given_up == pytest.approx(given_up)
 
 
 def test_a_dump_keeps_what_was_given_up():

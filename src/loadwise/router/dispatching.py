@@ -240,8 +240,8 @@ class Dispatching:
         desk.admission.release_program(program)
         program.backend_id = None
         routed = program.routed_model or program.model
-        if reason == "divert" and program.model is not None:
-            desk.divert.note_diverted(program, program.model, model_id)
+        if reason == "divert":
+            desk.divert.note_diverted(program, model_id)
         decision = desk.routing.decide(
             program,
             models,

@@ -203,14 +203,20 @@ class Divert:
     def note_routed(self, program: Program, home: ModelId) -> None:
         """The selector has sent a new program somewhere; it is bound to a model, there or elsewhere."""
         self.forgone.learn_routed(self.expected(home, program.estimates[home]))
-        if program.model is not None:
-            self.note_diverted(program, home, program.model)
+        self.forgone.learn_diverted(self._given_up(program, home, program.model))
 
-    def note_diverted(self, program: Program, home: ModelId, away: ModelId) -> None:
-        """A program runs elsewhere."""
-        stays, goes = program.estimates.get(home), program.estimates.get(away)
-        if stays is not None and goes is not None:
-            self.forgone.learn_diverted(self.expected(home, stays) - self.expected(away, goes))
+    def note_diverted(self, program: Program, away: ModelId) -> None:
+        """A program is to run elsewhere, or back where the selector sent it."""
+        home = program.routed_model or program.model
+        before = self._given_up(program, home, program.model)
+        self.forgone.learn_diverted(self._given_up(program, home, away), before)
+
+    def _given_up(self, program: Program, home: ModelId | None, away: ModelId | None) -> float:
+        """How much less success a program is expected to have on a model than where the selector sent it."""
+        if home not in program.estimates or away not in program.estimates:
+            return 0.0
+        stays, goes = self.expected(home, program.estimates[home]), self.expected(away, program.estimates[away])
+        return stays - goes
 
     def _is_open(self, away: ModelId, stays: float, goes: float) -> bool:
         """Whether anybody may be diverted there, however long the wait.

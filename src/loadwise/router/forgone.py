@@ -32,9 +32,13 @@ class Forgone(msgspec.Struct, kw_only=True):
         self.expected = kept * self.expected + max(success, 0.0)
         self.given_up *= kept
 
-    def learn_diverted(self, gap: float) -> None:
-        """A program runs elsewhere and succeeds so much less often; a move that gains buys no others."""
-        self.given_up += max(gap, 0.0)
+    def learn_diverted(self, gap: float, gap_before: float = 0.0) -> None:
+        """A program runs elsewhere and succeeds so much less often; a move that gains buys no others.
+
+        Args:
+            gap_before: what it had given up already, if it was diverted before.
+        """
+        self.given_up = max(self.given_up + (max(gap, 0.0) - max(gap_before, 0.0)), 0.0)
 
     def allows(self, gap: float, max_ratio: float) -> bool:
         """Whether another divert at this price keeps what is given up within a share of what was expected."""
