@@ -1,6 +1,7 @@
 """The divert rule, its identities, its forecasts, and programs that move while they are held or when a backend dies."""
 
 import hypothesis.strategies as st
+import msgspec
 import pytest
 from hypothesis import given
 from router_host import Host, backend, find, kinds, make_stack
@@ -145,6 +146,34 @@ def test_who_is_diverted_again_has_given_up_what_its_last_model_costs():
         divert.note_diverted(program, away)
         program.model, program.routed_model = away, "home"
         assert divert.forgone.given_up == pytest.approx(given_up)
+
+
+LEAVES = {
+    "it has waited too long": lambda h: h.after(31.0).wake(),
+    "its client has left": lambda h: h.abandon(h.n_turns),
+    "too many are held": lambda h: None,
+}
+
+
+@pytest.mark.parametrize("leave", LEAVES)
+@pytest.mark.parametrize("when", EVERY)
+def test_who_never_starts_leaves_nothing_for_others_to_give_up(when, leave):
+    """Clients that come back every minute for a place are no programs that succeed: the bound does not grow by them."""
+    slots = backend("a", slots=1), backend("b", "large", slots=1)
+    limit = {"held_max": 1} if leave == "too many are held" else {}
+    h = host(*slots, when=when, beta=0.9, saturation="none", hold_max_s=30.0, forgoes_max_ratio=1.0, **limit)
+    for n in range(2 + len(limit)):
+        h.arrive(f"p{n}")
+    before = msgspec.structs.replace(h.router.desk.divert.forgone)
+    assert before.given_up > 0.0
+    for n in range(300):
+        h.arrive(f"q{n}")
+        LEAVES[leave](h)
+    after = h.router.desk.divert.forgone
+    assert h.router.counts.forgotten == 300
+    assert after.expected <= before.expected + 1e-9
+    assert after.given_up <= before.given_up + 1e-9
+    assert after.ratio == pytest.approx(before.ratio)
 
 
 def test_a_dump_keeps_what_was_given_up():

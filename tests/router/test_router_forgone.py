@@ -46,6 +46,25 @@ def test_a_calm_day_is_no_licence_for_the_rush_after_it():
     assert n_diverts == int(0.2 * 0.5 * MEMORY / 0.25)
 
 
+@given(steps=steps, most=shares, n_started=st.integers(0, 80))
+def test_who_never_starts_leaves_the_bound_where_it_was(steps, most, n_started):
+    """Those that go without having started take with them what is left of theirs, however many came after them."""
+    forgone, routed = Forgone(), []
+    for success, gap in steps:
+        forgone.learn_routed(success)
+        gap = gap if forgone.allows(gap, most) else 0.0
+        forgone.learn_diverted(gap)
+        routed.append((success, gap, forgone.n_routed))
+    kept = Forgone()
+    for success, gap, number in routed:
+        kept.learn_routed(success if number <= n_started else 0.0)
+        kept.learn_diverted(gap if number <= n_started else 0.0)
+    for success, gap, number in routed[n_started:]:
+        forgone.take_back(success, gap, number)
+    assert forgone.expected == pytest.approx(kept.expected, abs=1e-9)
+    assert forgone.given_up == pytest.approx(kept.given_up, abs=1e-9)
+
+
 def test_nothing_is_given_up_before_anything_was_expected():
     """The share of nothing is none."""
     assert Forgone().ratio == 0.0 and not Forgone().allows(0.1, 1.0) and Forgone().allows(0.0, 0.0)

@@ -136,7 +136,7 @@ class Dispatching:
         if program.forecast is not None:
             desk.divert.waiting.errors.learn(program.forecast, realised_s=desk.now_s - program.forecast_from_s)
             program.forecast = None
-        program.estimates = {}
+        program.estimates, program.n_routed = {}, 0
         if program.budget_s is not None:
             program.budget_ends_at_s = desk.now_s + program.budget_s
             desk.agenda.schedule(f"budget:{program.program_id}", desk.now_s + program.budget_s)

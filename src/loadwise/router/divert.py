@@ -204,6 +204,14 @@ class Divert:
         """The selector has sent a new program somewhere; it is bound to a model, there or elsewhere."""
         self.forgone.learn_routed(self.expected(home, program.estimates[home]))
         self.forgone.learn_diverted(self._given_up(program, home, program.model))
+        program.n_routed = self.forgone.n_routed
+
+    def note_forgotten(self, program: Program) -> None:
+        """A program leaves no trace, here either if it has never started."""
+        home = program.routed_model or program.model
+        if program.n_routed and home in program.estimates:
+            success = self.expected(home, program.estimates[home])
+            self.forgone.take_back(success, self._given_up(program, home, program.model), program.n_routed)
 
     def note_diverted(self, program: Program, away: ModelId) -> None:
         """A program is to run elsewhere, or back where the selector sent it."""

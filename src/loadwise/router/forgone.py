@@ -3,13 +3,16 @@
 A wait is worth some success, and where lines do not end every program is worth moving: then throughput is bought with
 whatever success there is. A rule that prices one move cannot see that; a bound on what all moves together give up can.
 
-Both sums are of the latest `MEMORY` programs, so that a calm day is no licence for the rush after it.
+Both sums are of the latest `MEMORY` programs, so that a calm day is no licence for the rush after it. Nor are those who
+go without having started: a client that comes again and again for a place would pay for as many diverts.
 """
 
 import msgspec
 
 MEMORY = 128.0
 """Programs over which sums are taken."""
+KEPT = 1.0 - 1.0 / MEMORY
+"""Of the sums, when another program comes."""
 
 
 class Forgone(msgspec.Struct, kw_only=True):
@@ -25,12 +28,14 @@ class Forgone(msgspec.Struct, kw_only=True):
 
     expected: float = 0.0
     given_up: float = 0.0
+    n_routed: int = 0
+    """Programs so far."""
 
     def learn_routed(self, success: float) -> None:
         """A program is to run where it is expected to succeed so often."""
-        kept = 1.0 - 1.0 / MEMORY
-        self.expected = kept * self.expected + max(success, 0.0)
-        self.given_up *= kept
+        self.expected = KEPT * self.expected + max(success, 0.0)
+        self.given_up *= KEPT
+        self.n_routed += 1
 
     def learn_diverted(self, gap: float, gap_before: float = 0.0) -> None:
         """A program runs elsewhere and succeeds so much less often; a move that gains buys no others.
@@ -39,6 +44,16 @@ class Forgone(msgspec.Struct, kw_only=True):
             gap_before: what it had given up already, if it was diverted before.
         """
         self.given_up = max(self.given_up + (max(gap, 0.0) - max(gap_before, 0.0)), 0.0)
+
+    def take_back(self, success: float, gap: float, number: int) -> None:
+        """A program will never start: nothing was to be expected of it, and nothing is given up.
+
+        Args:
+            number: what `n_routed` was with it; with each program since, less of it is left in the sums.
+        """
+        share = KEPT ** max(self.n_routed - number, 0)
+        self.expected = max(self.expected - share * max(success, 0.0), 0.0)
+        self.given_up = max(self.given_up - share * max(gap, 0.0), 0.0)
 
     def allows(self, gap: float, max_ratio: float) -> bool:
         """Whether another divert at this price keeps what is given up within a share of what was expected."""

@@ -129,6 +129,8 @@ class Program(msgspec.Struct, kw_only=True):
     """The selector's choice, where it was diverted from that."""
     estimates: dict[ModelId, float] = {}
     """Expected success by model, as its decision saw it, while it may still be diverted."""
+    n_routed: int = 0
+    """Its number in the account of what diverts give up (`forgone`), until it starts; 0: it is not in it."""
     forecast: Span | None = None
     """What its wait was forecast to be, before correction; None where nothing was, or it is known how it came out."""
     forecast_from_s: float = 0.0
