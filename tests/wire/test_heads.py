@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadwise.wire.client import Upstream
 from loadwise.wire.heads import HOP_BY_HOP, StatusLines, Ticker, error_body, header_block
 
 _TOKEN = st.text(alphabet="abcXYZ019-_.!#$%&'*+^`|~", min_size=1, max_size=12)
@@ -87,8 +88,9 @@ class StalledLoop:
     def time(self) -> float:
         return self.now_s
 
-    def call_later(self, delay_s: float, call: Callable[[], None]) -> None:
+    def call_later(self, delay_s: float, call: Callable[[], None]) -> tuple[float, Callable[[], None]]:
         self.due = (self.now_s + delay_s, call)
+        return self.due
 
     def run(self, late_s: float = 0.0) -> None:
         """What is due is called, so much later."""
@@ -96,6 +98,18 @@ class StalledLoop:
         at_s, call = self.due
         self.now_s, self.due = at_s + late_s, None
         call()
+
+
+def test_what_begins_after_a_standstill_has_its_whole_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loops may read before they tick: a deadline counts from when it is set, not from a tick that is long past."""
+    loop, ticker = StalledLoop(), Ticker(period_s=0.5)
+    monkeypatch.setattr("loadwise.wire.heads.asyncio.get_running_loop", lambda: loop)
+    assert ticker.after(5.0) == 5.5, "a test that calls `tick` has no other clock"
+    ticker.start()
+    loop.now_s += 60.0
+    assert ticker.after(5.0) == loop.now_s + 5.5
+    upstream = Upstream("http://127.0.0.1:9", ticker=ticker)
+    assert upstream.after(5.0) == loop.now_s + 5.5
 
 
 def test_after_a_standstill_sockets_are_read_before_anybodys_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:

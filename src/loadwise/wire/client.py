@@ -276,7 +276,7 @@ class Upstream:
 
     def after(self, limit_s: float) -> float:
         """Deadline `limit_s` seconds from now, on the ticker's clock."""
-        return self._ticker.now_s + self._ticker.period_s + limit_s
+        return self._ticker.after(limit_s)
 
     def adopt(self, connection: EngineConnection) -> None:
         """Count a fresh connection as ours and let it carry whoever waits, else keep it."""

@@ -467,7 +467,7 @@ class Connection(asyncio.Protocol):
     # ---- moving on ----
 
     def _after(self, limit_s: float) -> float:
-        return self._ticker.now_s + self._ticker.period_s + limit_s
+        return self._ticker.after(limit_s)
 
     def _advance(self) -> None:
         """Hand out queued requests while none is being answered; then do what waited for the queue to

@@ -5,8 +5,8 @@ put on the wire; the hot path builds it by formatting and never takes it apart. 
 pairs and refuses what could forge a line; use it for every value that came from outside.
 
 Timeouts cost nothing per request: whoever waits stores a deadline and one `Ticker` per loop sweeps all of
-them. A deadline is `ticker.now_s` (as of the last tick) + limit + one period, so it never fires early and
-fires at most two periods late.
+them. A deadline is `ticker.after(limit)`, with one period to spare, so it never fires early and fires at most two
+periods late.
 """
 
 from __future__ import annotations
@@ -86,6 +86,11 @@ class Ticker:
     def forget(self, watcher: Callable[[float], None]) -> None:
         """Stop calling `watcher`; unknown watchers are no error."""
         self._watchers.pop(watcher, None)
+
+    def after(self, limit_s: float) -> float:
+        """A deadline that far from now; the last tick may be long past where the process stood still."""
+        now_s = self.now_s if self._handle is None or self._loop is None else self._loop.time()
+        return now_s + self.period_s + limit_s
 
     def tick(self, now_s: float) -> None:
         """Set the clock and let every watcher look at its deadlines."""
