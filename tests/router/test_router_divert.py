@@ -141,11 +141,23 @@ def test_who_is_diverted_again_has_given_up_what_its_last_model_costs():
     h = host()
     divert, program = h.router.desk.divert, Program(program_id="p", arrived_at_s=0.0, active_at_s=0.0)
     program.estimates = {"home": 0.5, "best": 0.7, "worst": 0.4}
-    program.model = "home"
+    program.model, program.n_routed = "home", 1
     for away, given_up in [("best", 0.0), ("worst", 0.1), ("best", 0.0), ("home", 0.0), ("worst", 0.1)]:
         divert.note_diverted(program, away)
         program.model, program.routed_model = away, "home"
         assert divert.forgone.given_up == pytest.approx(given_up)
+
+
+def test_who_would_be_refused_at_home_gives_nothing_up_elsewhere():
+    """After `hold_max_s` there is no place at home to compare with: it runs where it can, on nobody's account."""
+    h = host(beta=0.0, when="held", hold_max_s=30.0, forgoes_max_ratio=0.0)
+    h.arrive("p")
+    h.arrive("q")
+    expected = h.router.desk.divert.forgone.expected
+    h.after(31.0).wake()
+    assert h.router.table.by_id["q"].model == "small"
+    forgone = h.router.desk.divert.forgone
+    assert forgone.given_up == 0.0 and forgone.expected == pytest.approx(expected - 0.7)
 
 
 LEAVES = {

@@ -302,6 +302,7 @@ class Dispatching:
                 and not desk.admission.order_by_model[model_id]
                 and desk.admission.room_at(model_id, turn, program, desk.now_s) is not None
             ):
+                desk.divert.note_lost(program)  # it would be refused here
                 desk.counts.diverts += 1
                 self._bind_anew(turn, program, models, model_id, "divert")
                 return True

@@ -206,15 +206,18 @@ class Divert:
         self.forgone.learn_diverted(self._given_up(program, home, program.model))
         program.n_routed = self.forgone.n_routed
 
-    def note_forgotten(self, program: Program) -> None:
-        """A program leaves no trace, here either if it has never started."""
+    def note_lost(self, program: Program) -> None:
+        """A program that has not started never will where the selector sent it: there is nothing to give up."""
         home = program.routed_model or program.model
         if program.n_routed and home in program.estimates:
             success = self.expected(home, program.estimates[home])
             self.forgone.take_back(success, self._given_up(program, home, program.model), program.n_routed)
+            program.n_routed = 0
 
     def note_diverted(self, program: Program, away: ModelId) -> None:
         """A program is to run elsewhere, or back where the selector sent it."""
+        if not program.n_routed:
+            return
         home = program.routed_model or program.model
         before = self._given_up(program, home, program.model)
         self.forgone.learn_diverted(self._given_up(program, home, away), before)

@@ -147,7 +147,7 @@ class Ending:
     def _forget(self, program: Program, outcome: TurnOutcome) -> None:
         """A program without a single answer leaves no trace; its decision is undone."""
         program.move(_FORGOTTEN_AS[outcome])
-        self._desk.divert.note_forgotten(program)
+        self._desk.divert.note_lost(program)
         self.undo(program)
         self._desk.admission.release_program(program)
         self.leave(program)
