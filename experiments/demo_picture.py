@@ -1,6 +1,6 @@
 """Draw the demo's result as the picture that the README shows.
 
-python experiments/demo_picture.py > docs/demo.svg
+python -m experiments.demo_picture > docs/demo.svg
 """
 
 import io

@@ -1,6 +1,6 @@
 """Derive the demo's success table from published MMLU-Pro outcomes.
 
-    python experiments/demo_success_table.py OUTCOMES_DIR > src/loadwise/demo/success_table.yaml
+    python -m experiments.demo_success_table OUTCOMES_DIR > src/loadwise/demo/success_table.yaml
 
 Every choice below was written down, and committed, before any success figure by family was computed:
 

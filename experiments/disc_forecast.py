@@ -1,6 +1,6 @@
 """How good forecasts of waits are in pools nobody has tuned them on: coverage, points, calibration.
 
-    python experiments/disc_forecast.py [--seeds 23,24] [--loads 64] [--smoke]
+    python -m experiments.disc_forecast [--seeds 23,24] [--loads 64] [--smoke]
 
 Settings were chosen on seeds 1 to 17; these cells are others. Writes `results/disc_forecast.json`, `.md` and `.svg`.
 """
