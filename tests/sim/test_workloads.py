@@ -23,7 +23,8 @@ from loadwise.sim.workload import Workload, WorkloadSpec
 from .engine_driver import drive
 
 CLOSED = {"kind": "closed", "n_agents": 4}
-DATA = os.environ.get("LOADWISE_TRACES", "")
+BESIDE = Path(__file__).parents[3] / "shared" / "data" / "traces"
+DATA = Path(os.environ.get("LOADWISE_TRACES", BESIDE))
 """A folder with public traces as parquet files; they are too large to lie here."""
 
 
@@ -253,9 +254,9 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, content: bytes) -> N
 )
 def test_public_traces_are_read_whole(name: str, n_programs: int, n_calls: int) -> None:
     """Every row of a trace is a turn."""
-    path = Path(DATA) / f"{name}.parquet"
-    if not DATA:
-        pytest.skip("LOADWISE_TRACES names no folder of traces")
+    path = DATA / f"{name}.parquet"
+    if not path.exists():
+        pytest.skip(f"{path} is not there; LOADWISE_TRACES names a folder of traces")
     pytest.importorskip("pyarrow")
     programs = read_trace(str(path))
     assert len(programs) == n_programs
