@@ -330,47 +330,28 @@ async def test_slow_metrics_are_no_dead_backend(monkeypatch: pytest.MonkeyPatch)
 
 
 @on_loop
-async def test_an_engine_that_answers_turns_is_not_down_however_slow_its_metrics() -> None:
-    """Ten looks run out of time while turns are answered: alive. Three while nothing is heard: down."""
+@pytest.mark.parametrize("answers_every", [1, MISSES_MAX])
+async def test_an_engine_that_answers_turns_is_not_down_however_slow_its_metrics(answers_every: int) -> None:
+    """Looks run out of time while a turn is answered during each, or during every third: alive. Three while nothing is
+    heard: down, and no look earlier."""
     engine, _ = await probed()
     async with site(engine, config=pool(engine), probe_interval_s=600.0) as s:
         probe, state = s.gateway.probes[0], s.router.backends.by_id["a"]
-        n_turns = 10
-
-        async def runs_out_of_time(path: str, *, from_root: bool = True) -> Answer:
-            nonlocal n_turns
-            if n_turns > 0:
-                n_turns -= 1
-                assert (await s.chat()).status == 200
-            raise UpstreamError("first_byte_timeout", "nothing within 2 s")
-
-        probe._ask = runs_out_of_time  # type: ignore[method-assign]
-        for _ in range(10 + MISSES_MAX - 1):
-            await probe.poll()
-            assert (probe.is_reachable, state.health) == (True, "up")
-        await probe.poll()
-        assert (probe.is_reachable, state.health) == (False, "down")
-
-
-@on_loop
-async def test_looks_without_an_answer_add_up_only_while_nothing_is_heard() -> None:
-    """An engine that answers a turn every third look is never silent for as long as it takes to be called down."""
-    engine, _ = await probed()
-    async with site(engine, config=pool(engine), probe_interval_s=600.0) as s:
-        probe, state = s.gateway.probes[0], s.router.backends.by_id["a"]
-        n_looks = 0
+        n_looks, n_answering = 0, 4 * MISSES_MAX
 
         async def runs_out_of_time(path: str, *, from_root: bool = True) -> Answer:
             nonlocal n_looks
             n_looks += 1
-            if n_looks % MISSES_MAX == 0:
+            if n_looks <= n_answering and n_looks % answers_every == 0:
                 assert (await s.chat()).status == 200
             raise UpstreamError("first_byte_timeout", "nothing within 2 s")
 
         probe._ask = runs_out_of_time  # type: ignore[method-assign]
-        for _ in range(4 * MISSES_MAX):
+        for _ in range(n_answering + MISSES_MAX - 1):
             await probe.poll()
             assert (probe.is_reachable, state.health) == (True, "up")
+        await probe.poll()
+        assert (probe.is_reachable, state.health) == (False, "down")
 
 
 @on_loop

@@ -15,44 +15,29 @@ from loadwise.journal.explanation import Explanation
 from loadwise.journal.explanation_text import render_why
 from loadwise.journal.store import JournalWriter
 from loadwise.journal.story import StoryLine, render_story, story
-from loadwise.kernel.commands import Command, Dispatch, EndTurn, RecordDecision
-from loadwise.kernel.events import (
-    AttemptEnded,
-    BackendAdded,
-    BackendChanged,
-    BackendRemoved,
-    Event,
-    HostRestarted,
-    ModelForgotten,
-    ProgramEnded,
-    SelectorAnswered,
-    SignalsObserved,
-    TimerFired,
-    TurnAbandoned,
-    TurnArrived,
-    VerdictArrived,
-)
+from loadwise.kernel import commands as c
+from loadwise.kernel import events as e
 from loadwise.kernel.pool import BackendHealth, BackendSpec
 from loadwise.kernel.work import AttemptOutcome, EndReason, ProgramState, TurnOutcome, Verdict, VerdictKind
 
 PASS = Verdict(verdict=VerdictKind.PASS, verifier="tests")
 
 OTHERS = (
-    TurnArrived(at_s=9.0, turn_id=8, program_id="q"),
-    AttemptEnded(at_s=9.0, turn_id=7, attempt=1, outcome=COMPLETED),
-    TurnAbandoned(at_s=9.0, turn_id=7),
-    ProgramEnded(at_s=9.0, program_id="q"),
-    VerdictArrived(at_s=9.0, program_id="q", verdict=PASS),
-    SelectorAnswered(at_s=9.0, decision_id=77),
+    e.TurnArrived(at_s=9.0, turn_id=8, program_id="q"),
+    e.AttemptEnded(at_s=9.0, turn_id=7, attempt=1, outcome=COMPLETED),
+    e.TurnAbandoned(at_s=9.0, turn_id=7),
+    e.ProgramEnded(at_s=9.0, program_id="q"),
+    e.VerdictArrived(at_s=9.0, program_id="q", verdict=PASS),
+    e.SelectorAnswered(at_s=9.0, decision_id=77),
 )
 """One event of each kind that belongs to a program, of another one."""
 NOBODYS = (
-    SignalsObserved(at_s=9.0, backend_id="b", values={}, observed_at_s=9.0),
-    BackendAdded(at_s=9.0, backend=BackendSpec(name="c", model="m")),
-    BackendChanged(at_s=9.0, backend_id="b", health=BackendHealth.UP),
-    BackendRemoved(at_s=9.0, backend_id="c"),
-    ModelForgotten(at_s=9.0, model="m"),
-    TimerFired(at_s=9.0, timer="router"),
+    e.SignalsObserved(at_s=9.0, backend_id="b", values={}, observed_at_s=9.0),
+    e.BackendAdded(at_s=9.0, backend=BackendSpec(name="c", model="m")),
+    e.BackendChanged(at_s=9.0, backend_id="b", health=BackendHealth.UP),
+    e.BackendRemoved(at_s=9.0, backend_id="c"),
+    e.ModelForgotten(at_s=9.0, model="m"),
+    e.TimerFired(at_s=9.0, timer="router"),
 )
 
 
@@ -62,11 +47,11 @@ class Letting:
     def __init__(self, _: Header) -> None:
         self._n_events = 0
 
-    def handle(self, event: Event) -> list[Command]:
+    def handle(self, event: e.Event) -> list[c.Command]:
         self._n_events += 1
         if self._n_events == 1:
             return [
-                RecordDecision(
+                c.RecordDecision(
                     decision_id=1,
                     program_id="p",
                     policy="fake",
@@ -79,8 +64,8 @@ class Letting:
             ]
         if self._n_events > 2:
             return []
-        sent = Dispatch(turn_id=1, attempt=1, program_id="p", backend_id="b", model="m", decision_id=1, wait_s=8.2)
-        refused = EndTurn(turn_id=7, outcome=TurnOutcome.REJECTED, status=503, code="full", message="of another")
+        sent = c.Dispatch(turn_id=1, attempt=1, program_id="p", backend_id="b", model="m", decision_id=1, wait_s=8.2)
+        refused = c.EndTurn(turn_id=7, outcome=TurnOutcome.REJECTED, status=503, code="full", message="of another")
         return [sent, refused]
 
     def check(self) -> None:
@@ -93,22 +78,22 @@ class Letting:
         """It has no state."""
 
 
-def told_after(path: Path, event: Event) -> tuple[tuple[StoryLine, ...], Explanation]:
+def told_after(path: Path, event: e.Event) -> tuple[tuple[StoryLine, ...], Explanation]:
     """What is told of p, whose turn was sent out with `event`."""
     machine = Letting(header())
     with JournalWriter(path, header()) as writer:
-        for one in (TurnArrived(at_s=0.8, turn_id=1, program_id="p"), event):
+        for one in (e.TurnArrived(at_s=0.8, turn_id=1, program_id="p"), event):
             writer.append(one, machine.handle(one))
     return story(path, "p", Letting), why(path, "p", Letting)
 
 
 def test_every_kind_of_event_is_somebodys_or_nobodys() -> None:
     """A kind that joins the union must be put on one of the lists."""
-    assert {*map(type, (*OTHERS, *NOBODYS)), HostRestarted} == set(get_args(Event))
+    assert {*map(type, (*OTHERS, *NOBODYS)), e.HostRestarted} == set(get_args(e.Event))
 
 
 @pytest.mark.parametrize("event", OTHERS, ids=lambda event: type(event).__name__)
-def test_what_happened_to_another_program_is_not_told_as_this_ones(event: Event, tmp_path: Path) -> None:
+def test_what_happened_to_another_program_is_not_told_as_this_ones(event: e.Event, tmp_path: Path) -> None:
     """Its event led to a dispatch of ours: the dispatch is told, with what occasioned it, and the event is not."""
     lines, explanation = told_after(tmp_path / "j", event)
     assert [(line.kind, line.is_command, bool(line.occasion)) for line in lines] == [
@@ -128,7 +113,7 @@ def test_what_happened_to_another_program_is_not_told_as_this_ones(event: Event,
 
 
 @pytest.mark.parametrize("event", NOBODYS, ids=lambda event: type(event).__name__)
-def test_what_is_nobodys_is_told_as_what_led_to_it(event: Event, tmp_path: Path) -> None:
+def test_what_is_nobodys_is_told_as_what_led_to_it(event: e.Event, tmp_path: Path) -> None:
     """A reading, a timer, an operator's word: the entry is told with its event, which cannot be mistaken."""
     lines, _ = told_after(tmp_path / "j", event)
     assert [line.is_command for line in lines[-2:]] == [False, True]
@@ -146,7 +131,7 @@ def test_a_verdict_that_frees_a_place_is_the_judged_programs_alone(tmp_path: Pat
             arrival(1.0, 1, "q"),
             end(2.0, 1),
             arrival(3.0, 2, "p"),
-            VerdictArrived(at_s=11.2, program_id="q", verdict=PASS),
+            e.VerdictArrived(at_s=11.2, program_id="q", verdict=PASS),
         ]
     )
     assert why(site.path, "p").verdicts == () and why(site.path, "q").verdicts == (PASS,)
@@ -163,11 +148,11 @@ def test_why_says_of_a_state_what_http_says(tmp_path: Path) -> None:
     site = Site(tmp_path / "j", idle_s=50.0, budget_s=500.0)
     site.live(
         [
-            *(arrival(1.0, 1, "judged"), end(2.0, 1), VerdictArrived(at_s=3.0, program_id="judged", verdict=PASS)),
+            *(arrival(1.0, 1, "judged"), end(2.0, 1), e.VerdictArrived(at_s=3.0, program_id="judged", verdict=PASS)),
             *(arrival(4.0, 2, "last", is_final=True), end(5.0, 2)),
-            *(arrival(6.0, 3, "silent"), end(7.0, 3), TimerFired(at_s=99.0, timer="router")),
+            *(arrival(6.0, 3, "silent"), end(7.0, 3), e.TimerFired(at_s=99.0, timer="router")),
             *(arrival(100.0, 4, "stopped"), end(101.0, 4)),
-            ProgramEnded(at_s=102.0, program_id="stopped", reason=EndReason.CANCELLED),
+            e.ProgramEnded(at_s=102.0, program_id="stopped", reason=EndReason.CANCELLED),
             arrival(103.0, 5, "running"),
         ]
     )
@@ -190,8 +175,10 @@ def test_why_says_of_a_state_what_http_says(tmp_path: Path) -> None:
 def test_a_program_that_runs_again_is_open_again(tmp_path: Path) -> None:
     """A further attempt after a fail: what was told of the first one's end is over."""
     site = Site(tmp_path / "j", escalation={"optimism": 9.0})
-    failed = VerdictArrived(at_s=3.0, program_id="p", verdict=Verdict(verdict=VerdictKind.FAIL, verifier="tests"))
-    site.live([arrival(1.0, 1, "p"), end(2.0, 1), ProgramEnded(at_s=2.5, program_id="p"), failed, arrival(4.0, 2, "p")])
+    failed = e.VerdictArrived(at_s=3.0, program_id="p", verdict=Verdict(verdict=VerdictKind.FAIL, verifier="tests"))
+    site.live(
+        [arrival(1.0, 1, "p"), end(2.0, 1), e.ProgramEnded(at_s=2.5, program_id="p"), failed, arrival(4.0, 2, "p")]
+    )
     assert site.record("p").model == "large"
     for make_machine in ({}, {"make_machine": None}):
         said = why(site.path, "p", **make_machine)
@@ -204,7 +191,7 @@ def test_a_program_without_an_answer_is_not_called_open(tmp_path: Path) -> None:
     site.live(
         [
             arrival(1.0, 1, "refused", model="nope"),
-            *(arrival(2.0, 2, "left"), TurnAbandoned(at_s=2.5, turn_id=2)),
+            *(arrival(2.0, 2, "left"), e.TurnAbandoned(at_s=2.5, turn_id=2)),
         ]
     )
     refused, left = why(site.path, "refused"), why(site.path, "left")
@@ -218,9 +205,9 @@ def test_who_waits_for_a_word_is_not_said_to_wait_for_room(tmp_path: Path) -> No
     site = Site(tmp_path / "j", selector={"url": "http://127.0.0.1:1/"})
     site.live(
         [
-            *(arrival(1.0, 1, "q"), SelectorAnswered(at_s=1.1, decision_id=1, model="small")),
-            *(arrival(2.0, 2, "p"), SelectorAnswered(at_s=2.1, decision_id=2, model="small")),
-            *(end(3.0, 1), ProgramEnded(at_s=4.0, program_id="q")),
+            *(arrival(1.0, 1, "q"), e.SelectorAnswered(at_s=1.1, decision_id=1, model="small")),
+            *(arrival(2.0, 2, "p"), e.SelectorAnswered(at_s=2.1, decision_id=2, model="small")),
+            *(end(3.0, 1), e.ProgramEnded(at_s=4.0, program_id="q")),
         ]
     )
     held = [(line.sequence, line.text) for line in story(site.path, "p") if line.kind == "held"]
@@ -243,7 +230,7 @@ def test_a_turn_whose_attempt_failed_is_held_again(tmp_path: Path) -> None:
     """The other replica is full: the turn is neither sent out nor ended, so it waits."""
     site = Site(tmp_path / "j", ["b-small", "c-small"])
     refused = end(3.0, 2, AttemptOutcome.REFUSED)
-    over = ProgramEnded(at_s=5.0, program_id="q")
+    over = e.ProgramEnded(at_s=5.0, program_id="q")
     site.live([arrival(1.0, 1, "q"), arrival(2.0, 2, "p"), refused, end(4.0, 1), over])
     kinds = [line.kind for line in story(site.path, "p")]
     assert kinds == ["turn_arrived", "record_decision", "dispatch", "attempt_ended", "held", "dispatch"]

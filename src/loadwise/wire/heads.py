@@ -37,6 +37,7 @@ HOP_BY_HOP = frozenset(
 A relay drops them. One that reads answers also drops `accept-encoding`, so that engines answer plainly."""
 
 LATE_TICKS = 4.0
+"""A tick that is later than so many periods finds that the process stood still; a busy loop is late by one or two."""
 READ_S = 0.001
 """Not zero: a loop runs what is due at once before it reads, and timers before that."""
 
