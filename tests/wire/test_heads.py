@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from loadwise.wire.client import Upstream
@@ -78,6 +79,14 @@ def test_ticker_tells_every_watcher_once_a_tick_and_none_that_left() -> None:
     assert ticker.now_s == 2.0
 
 
+class Wait(NamedTuple):
+    """A deadline that somebody set."""
+
+    began_s: float
+    limit_s: float
+    deadline_s: float
+
+
 class StalledLoop:
     """A loop whose clock a test sets."""
 
@@ -85,12 +94,16 @@ class StalledLoop:
         self.now_s = 100.0
         self.due: tuple[float, Callable[[], None]] | None = None
 
+    def cancel(self) -> None:
+        """The loop is its timers' handle, too."""
+        self.due = None
+
     def time(self) -> float:
         return self.now_s
 
-    def call_later(self, delay_s: float, call: Callable[[], None]) -> tuple[float, Callable[[], None]]:
+    def call_later(self, delay_s: float, call: Callable[[], None]) -> "StalledLoop":
         self.due = (self.now_s + delay_s, call)
-        return self.due
+        return self
 
     def run(self, late_s: float = 0.0) -> None:
         """What is due is called, so much later."""
@@ -100,34 +113,56 @@ class StalledLoop:
         call()
 
 
-def test_what_begins_after_a_standstill_has_its_whole_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loops may read before they tick: a deadline counts from when it is set, not from a tick that is long past."""
-    loop, ticker = StalledLoop(), Ticker(period_s=0.5)
-    monkeypatch.setattr("loadwise.wire.heads.asyncio.get_running_loop", lambda: loop)
-    assert ticker.after(5.0) == 5.5, "a test that calls `tick` has no other clock"
-    ticker.start()
-    loop.now_s += 60.0
-    assert ticker.after(5.0) == loop.now_s + 5.5
-    upstream = Upstream("http://127.0.0.1:9", ticker=ticker)
-    assert upstream.after(5.0) == loop.now_s + 5.5
+_LATE_S = st.just(0.0) | st.floats(0.0, 1.0) | st.floats(1.0, 90.0)
 
 
-def test_after_a_standstill_sockets_are_read_before_anybodys_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tick that is late sets the clock and comes again at once, when the loop has read; then all is as ever."""
+@given(
+    st.lists(st.tuples(_LATE_S, st.floats(0.0, 1.0), st.floats(0.0, 8.0)), min_size=1, max_size=30),
+    st.sampled_from([0.05, 0.5, 2.0]),
+)
+@example([(60.0, 1.0, 0.5), (60.0, 0.0, 8.0)], 0.5)
+def test_nobodys_time_is_up_before_its_limit_or_for_a_standstill(
+    steps: list[tuple[float, float, float]], period_s: float
+) -> None:
+    """Whatever ticks are late, and whenever a deadline is set: its limit had passed by the tick before the one that
+    finds it over, and while ticks come in time it is five periods late at most."""
+    loop, ticker = StalledLoop(), Ticker(period_s)
+    waits: list[Wait] = []
+    ticks_s = [loop.now_s]
+
+    def sweep(now_s: float) -> None:
+        ticks_s.append(loop.now_s)
+        for wait in [wait for wait in waits if now_s >= wait.deadline_s]:
+            waits.remove(wait)
+            assert ticks_s[-2] - wait.began_s >= wait.limit_s - 1e-6
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("loadwise.wire.heads.asyncio.get_running_loop", lambda: loop)
+        ticker.start()
+        ticker.watch(sweep)
+    for late_s, share, limit_s in steps:
+        waits.append(Wait(loop.now_s + share * (period_s + late_s), limit_s, ticker.after(limit_s)))
+        loop.run(late_s)
+    latest_s = loop.now_s + max((wait.limit_s for wait in waits), default=0.0) + 5 * period_s
+    while waits:
+        loop.run()
+    assert loop.now_s <= latest_s + 1e-6
+
+
+def test_the_clock_keeps_the_loops_pace_and_leaves_standstills_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ticks late by up to a period are made up for, a minute is not; stopped and started again it goes on."""
     loop, ticker = StalledLoop(), Ticker(period_s=0.5)
     monkeypatch.setattr("loadwise.wire.heads.asyncio.get_running_loop", lambda: loop)
     heard: list[float] = []
     ticker.watch(heard.append)
     ticker.start()
-    loop.run()
-    loop.run(late_s=1.0)
-    assert heard == [100.0, 100.5, 102.0]
-    loop.run(late_s=60.0)
-    assert ticker.now_s == loop.now_s == 162.5 and len(heard) == 3, "who reads now counts from now"
-    loop.run(late_s=60.0)
-    assert heard[3:] == [pytest.approx(222.501)], "not put off twice"
-    loop.run()
-    assert heard[4:] == [pytest.approx(223.001)]
+    for late_s in (0.0, 0.4, 60.0, 0.0):
+        loop.run(late_s)
+    assert heard == pytest.approx([0.0, 0.5, 1.4, 2.4, 2.9])
+    ticker.stop()
+    loop.now_s += 60.0
+    ticker.start()
+    assert ticker.now_s == pytest.approx(2.9) and Upstream("http://127.0.0.1:9", ticker=ticker).after(5.0) > 7.9
 
 
 @pytest.mark.parametrize("period_s", [0.0, -1.0, float("nan"), float("inf")])

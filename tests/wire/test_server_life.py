@@ -109,7 +109,7 @@ def test_an_idle_connection_is_closed_in_silence() -> None:
     world.transport.take()
     _tick(world, 10.0)
     assert not world.transport.is_lost
-    _tick(world, 10.2)
+    _tick(world, 10.5)
     assert world.transport.is_lost and world.transport.sent == b""
 
 
@@ -122,7 +122,7 @@ def test_a_slow_request_is_told_408(data: bytes) -> None:
         _tick(world, second)
         assert not world.transport.sent
         world.transport.deliver(data[len(data) - 4 + int(second) : len(data) - 3 + int(second)])
-    _tick(world, 3.2)
+    _tick(world, 3.5)
     assert world.refusal() == (408, "request_timeout")
 
 
@@ -142,7 +142,7 @@ def test_input_after_a_refusal_is_discarded_for_a_moment_only() -> None:
     assert world.transport.is_ended and not world.transport.is_lost
     _tick(world, 2.0)
     assert not world.transport.is_lost
-    _tick(world, 2.2)
+    _tick(world, 2.5)
     assert world.transport.is_lost
 
 
@@ -198,7 +198,7 @@ def test_a_client_that_does_not_read_is_dropped_by_size_and_by_time() -> None:
         else:
             _tick(world, 5.0)
             assert not gone
-            _tick(world, 5.2)
+            _tick(world, 5.5)
         world.transport.settle()
         assert gone == [1] and world.transport.is_lost and not exchange.is_open
 

@@ -5,8 +5,8 @@ put on the wire; the hot path builds it by formatting and never takes it apart. 
 pairs and refuses what could forge a line; use it for every value that came from outside.
 
 Timeouts cost nothing per request: whoever waits stores a deadline and one `Ticker` per loop sweeps all of
-them. A deadline is `ticker.after(limit)`, with one period to spare, so it never fires early and fires at most two
-periods late.
+them. A deadline is `ticker.after(limit)`, with twice the longest step of the clock to spare: it never fires early, nor
+for a standstill of this process, and fires at most five periods late while the loop keeps pace.
 """
 
 from __future__ import annotations
@@ -36,10 +36,8 @@ HOP_BY_HOP = frozenset(
 
 A relay drops them. One that reads answers also drops `accept-encoding`, so that engines answer plainly."""
 
-LATE_TICKS = 4.0
-"""A tick that is later than so many periods finds that the process stood still; a busy loop is late by one or two."""
-READ_S = 0.001
-"""Not zero: a loop runs what is due at once before it reads, and timers before that."""
+STEP_TICKS = 2.0
+"""So many periods a tick moves the clock at most: a busy loop is late by one, and what is later stood still."""
 
 _TOKEN = frozenset(b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 _NEVER_IN_VALUES = frozenset(range(0x20)) - {0x09} | {0x7F}
@@ -50,28 +48,34 @@ class Ticker:
 
     `start` arms it on the running loop; a test leaves it unstarted and calls `tick` with the times it wants.
 
-    A tick that comes late means that this process stood still: what came meanwhile still lies in the sockets. Then the
-    clock is set, the loop reads, and only then is anybody's time up.
+    Its clock leaves standstills of this process out: what came meanwhile still lies in the sockets, and whoever waits
+    must not be out of time before the loop has read. So a tick moves the clock by the time since the last one, but by
+    `STEP_TICKS` at most, and a deadline has two such steps to spare: one for the tick after it is set, however late
+    that comes, and one for the tick that finds it over: its limit had passed by the tick before, and the loop has read
+    since.
     """
 
-    __slots__ = ("_handle", "_is_catching_up", "_loop", "_watchers", "now_s", "period_s")
+    __slots__ = ("_handle", "_loop", "_seen_s", "_spare_s", "_step_s", "_watchers", "now_s", "period_s")
 
     def __init__(self, period_s: float = TICK_S, now_s: float = 0.0) -> None:
         if not 0.001 <= period_s <= 60.0:
             raise ValueError(f"period_s must lie in 0.001..60, got {period_s!r}")
         self.period_s = period_s
         self.now_s = now_s
-        """Seconds on the loop's clock at the last tick."""
+        """Seconds that this clock has shown since it began, standstills left out, as of the last tick."""
+        self._step_s = STEP_TICKS * period_s
+        self._spare_s = 2 * self._step_s
         self._watchers: dict[Callable[[float], None], None] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._seen_s = 0.0
+        """The loop's time at the last tick."""
         self._handle: asyncio.TimerHandle | None = None
-        self._is_catching_up = False
 
     def start(self) -> None:
         """Tick on the running loop from now on; a second call changes nothing."""
         if self._handle is None:
             self._loop = asyncio.get_running_loop()
-            self.now_s = self._loop.time()
+            self._seen_s = self._loop.time()
             self._run()
 
     def stop(self) -> None:
@@ -89,9 +93,8 @@ class Ticker:
         self._watchers.pop(watcher, None)
 
     def after(self, limit_s: float) -> float:
-        """A deadline that far from now; the last tick may be long past where the process stood still."""
-        now_s = self.now_s if self._handle is None or self._loop is None else self._loop.time()
-        return now_s + self.period_s + limit_s
+        """A deadline at least that far from now."""
+        return self.now_s + self._spare_s + limit_s
 
     def tick(self, now_s: float) -> None:
         """Set the clock and let every watcher look at its deadlines."""
@@ -101,15 +104,11 @@ class Ticker:
 
     def _run(self) -> None:
         assert self._loop is not None
-        now_s = self._loop.time()
-        if now_s - self.now_s > LATE_TICKS * self.period_s and not self._is_catching_up:
-            self._is_catching_up, self.now_s = True, now_s
-            self._handle = self._loop.call_later(READ_S, self._run)
-            return
-        self._is_catching_up = False
+        seen_s = self._loop.time()
+        passed_s, self._seen_s = seen_s - self._seen_s, seen_s
         # Armed before the sweep: a watcher that raises must not stop the clock of all others.
         self._handle = self._loop.call_later(self.period_s, self._run)
-        self.tick(now_s)
+        self.tick(self.now_s + min(passed_s, self._step_s))
 
 
 class StatusLines(dict[int, bytes]):
