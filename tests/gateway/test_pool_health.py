@@ -355,6 +355,36 @@ async def test_an_engine_that_answers_turns_is_not_down_however_slow_its_metrics
 
 
 @on_loop
+async def test_who_was_called_down_and_answers_a_turn_after_all_is_there() -> None:
+    """Its metrics still run out of time; a turn that was under way when it was called down is answered meanwhile."""
+    engine, _ = await probed()
+    release = asyncio.Event()
+
+    async def answers_late(call: Call) -> None:
+        await release.wait()
+        await says()(call)
+
+    engine.usual = answers_late
+    async with site(engine, config=pool(engine), probe_interval_s=600.0) as s:
+        probe, state = s.gateway.probes[0], s.router.backends.by_id["a"]
+        turn = asyncio.create_task(s.chat())
+        await until(lambda: len(engine.calls) == 1)
+
+        async def runs_out_of_time(path: str, *, from_root: bool = True) -> Answer:
+            if release.is_set():
+                assert (await turn).status == 200
+            raise UpstreamError("first_byte_timeout", "nothing within 2 s")
+
+        probe._ask = runs_out_of_time  # type: ignore[method-assign]
+        for _ in range(MISSES_MAX):
+            await probe.poll()
+        assert (probe.is_reachable, state.health) == (False, "down")
+        release.set()
+        await probe.poll()
+        assert (probe.is_reachable, state.health) == (True, "up")
+
+
+@on_loop
 async def test_a_closed_port_is_down_at_once_and_found_again() -> None:
     """Refused is certain; the probe that said so says when it is over."""
     engine, _ = await probed()

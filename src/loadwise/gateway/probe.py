@@ -5,7 +5,8 @@ instead. A signal that cannot be read is absent, never zero. Readings that did n
 that a signal's age says when it was last known to be true. No decision ever waits for a probe.
 
 A backend is called down when nobody listens there, or after `MISSES_MAX` looks in a row without a good answer: a busy
-engine may be slow to show its metrics. One that goes on answering turns meanwhile is only slow, for however long. A
+engine may be slow to show its metrics. One that goes on answering turns meanwhile is only slow, for however long, and
+one that was called down and answers a turn after all is there again. A
 cooldown that failed calls have earned it is the router's, and runs out by itself: that the backend can be reached says
 nothing of the calls that it does not answer.
 """
@@ -108,6 +109,7 @@ class Probe:
             is_slow = "timeout" in error.kind
             if is_slow and self._link.upstream.n_heard != n_heard:
                 self._n_misses = 0
+                self._tell_up()
             else:
                 self._miss(str(error), is_slow=is_slow, is_refused=error.kind == "refused")
             return False
