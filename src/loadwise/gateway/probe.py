@@ -6,9 +6,8 @@ that a signal's age says when it was last known to be true. No decision ever wai
 
 A backend is called down when nobody listens there, or after `MISSES_MAX` looks in a row without a good answer: a busy
 engine may be slow to show its metrics. One that goes on answering turns meanwhile is only slow, for however long, and
-one that was called down and answers a turn after all is there again. A
-cooldown that failed calls have earned it is the router's, and runs out by itself: that the backend can be reached says
-nothing of the calls that it does not answer.
+one that was called down and answers a turn after all is there again. A cooldown that failed calls have earned it is the
+router's, and runs out by itself: that the backend can be reached says nothing of the calls that it does not answer.
 """
 
 import asyncio
