@@ -18,7 +18,7 @@ RELIEVING = (
     AdmissionConfig(kind="footprint", call_ratio=0.95, footprint_ratio=1.0, heeds_budget=False),
     AdmissionConfig(kind="footprint", call_ratio=0.5, footprint_ratio=0.9),
     AdmissionConfig(kind="footprint", footprint_ratio=1.0, shares_prompts=True),
-    AdmissionConfig(call_ratio=0.95, relieves=True),
+    AdmissionConfig(kind="footprint", reserves=True, call_ratio=0.95),
 )
 CROWDED_WHATS = {**WHATS, "arrive": 30, "answer": 25, "fail": 1, "abandon": 1, "finish": 1, "judge": 1, "select": 0}
 

@@ -107,16 +107,39 @@ def test_all_diverts_together_give_up_a_bounded_share_of_success(when, most, n_m
 
 @pytest.mark.parametrize("when", EVERY)
 def test_a_model_whose_programs_run_out_of_time_buys_less(when):
-    """Half of what goes there ends in time: the bound of .3 is .15, a move costs .7 - .25, and of eight none may go."""
+    """A third of what goes there has ended in time: of the bound of .6 a third is left, a move costs .7 - .5 / 2."""
     slots = backend("a", slots=64), backend("b", "large", slots=1)
-    h = host(*slots, when=when, beta=0.9, saturation="none", counts_overdue=True, forgoes_max_ratio=0.3)
-    h.router.admission.demand_by_model["small"].n_overdue = 5
+    h = host(*slots, when=when, beta=0.9, saturation="none", counts_overdue=True, forgoes_max_ratio=0.6)
+    demand = h.router.admission.demand_by_model["small"]
+    demand.n_runs, demand.n_overdue = 5, 10
     for n in range(3):
         h.arrive(f"p{n}")
     assert h.router.counts.diverts == 0
     for n in range(3, 8):
         h.arrive(f"p{n}")
-    assert h.router.counts.diverts == 1
+    assert h.router.counts.diverts == 2
+
+
+@pytest.mark.parametrize(
+    ("when", "budget_s", "n_runs", "n_moved"),
+    [
+        ("held", None, 0, 7),
+        ("held", 900.0, 0, 4),
+        ("held", 900.0, 8, 7),
+        ("arrival", None, 0, 7),
+        ("arrival", 900.0, 0, 3),
+        ("arrival", 900.0, 8, 6),
+    ],
+)
+def test_a_model_that_nobody_has_ended_on_buys_half(when, budget_s, n_runs, n_moved):
+    """A move costs 20 points of 70, the bound is .3: all may go where time has no end, or is seen to suffice."""
+    slots = backend("a", slots=64), backend("b", "large", slots=1)
+    bound = {"beta": 0.9, "saturation": "none", "counts_overdue": True, "forgoes_max_ratio": 0.3}
+    h = host(*slots, when=when, budget_s=budget_s, **bound)
+    h.router.admission.demand_by_model["small"].n_runs = n_runs
+    for n in range(8):
+        h.arrive(f"p{n}")
+    assert h.router.counts.diverts == n_moved
 
 
 def test_who_comes_back_has_given_nothing_up():
@@ -427,6 +450,39 @@ def test_a_footprint_gate_admits_more_than_peaks_do():
     """Programs at their beginning: their peaks do not come at once."""
     assert crowd("ledger", 0) == crowd("ledger", 10) == 8
     assert crowd("footprint", 0) > 8 < crowd("footprint", 60)
+
+
+def test_a_gate_that_reserves_goes_by_peaks_while_others_wait():
+    """Nobody starts beyond the ledger's bound whom others wait beside; who waits alone does, as far as all fit."""
+    admission = AdmissionConfig(kind="footprint", footprint_ratio=0.85, reserves=True)
+    h = Host(make_stack(backend("a", kv_tokens=10_000), admission=admission, expected_tokens=1000))
+    ledger, line = h.router.admission.ledger, h.router.admission.order_by_model["small"]
+    for n in range(30):
+        h.arrive(f"p{n}", prompt_tokens=100)
+    assert len(h.running) == 30 - len(line) == crowd("footprint", 0) > 8, "till then nobody waited"
+    alone = []
+    for n in range(30):
+        h.end_attempt(n + 1, usage=Usage(prompt_tokens=300, completion_tokens=100))
+        started = [d for d in h.finish(f"p{n}") if type(d) is c.Dispatch]
+        reserved_tokens = sum(ledger.account_by_backend["a"].amount_by_key.values())
+        if started and len(line):
+            assert reserved_tokens <= 8500
+        alone += [reserved_tokens] if started and not len(line) else []
+    assert not h.running and max(alone) > 8500
+
+
+def test_who_waits_for_the_same_cache_counts_as_waiting():
+    """Two models share one: there is room for another context, but no peak fits, and others wait for it."""
+    admission = AdmissionConfig(kind="footprint", footprint_ratio=0.85, reserves=True)
+    caches = backend("a", kv_tokens=10_000, kv_pool="gpu"), backend("b", "large", kv_tokens=10_000, kv_pool="gpu")
+    h = Host(make_stack(*caches, admission=admission, expected_tokens=1000))
+    for n in range(30):
+        h.arrive(f"p{n}", prompt_tokens=100, model="large")
+    for n in range(2):
+        h.end_attempt(n + 1, usage=Usage(prompt_tokens=300, completion_tokens=100))
+        h.finish(f"p{n}")
+    assert len(h.router.admission.order_by_model["large"]) > 1
+    assert "Dispatch" not in kinds(h.arrive("other", prompt_tokens=100, model="small"))
 
 
 def test_an_empty_backend_takes_anything():

@@ -388,7 +388,8 @@ def test_an_engines_word_is_taken_while_programs_run():
     assert [h.router.turns[t].program_id for t in h.running] == ["too much"]
 
 
-def test_relief_without_a_ledger_to_relieve_is_refused():
-    """A cap pauses nobody."""
-    with pytest.raises(ConfigError, match="relieves is true under kind 'cap'"):
-        AdmissionConfig(kind="cap", relieves=True)
+@pytest.mark.parametrize("kind", ["cap", "ledger"])
+def test_reserves_beside_another_gate_than_footprint_are_refused(kind):
+    """A ledger reserves anyway, a cap counts."""
+    with pytest.raises(ConfigError, match=f"reserves is true under kind '{kind}'"):
+        AdmissionConfig(kind=kind, reserves=True)

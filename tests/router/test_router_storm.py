@@ -56,6 +56,7 @@ ADMISSIONS = [
     AdmissionConfig(),
     AdmissionConfig(call_ratio=0.95, overhead_tokens=50, learns_overhead=True, shares_prompts=True),
     AdmissionConfig(kind="footprint", footprint_ratio=0.75, call_ratio=0.95, capacity="calibrated"),
+    AdmissionConfig(kind="footprint", reserves=True),
     AdmissionConfig(kind="cap", programs_max=2, programs_max_by_model={"small": 1}),
     AdmissionConfig(kind="pause", pause=PauseConfig(tick_s=1.0, wait_max_s=100.0)),
     AdmissionConfig(kind="none"),

@@ -1,6 +1,6 @@
 """What stands at the place in a document that a message of the decoder names, so that an error can show it.
 
-The decoder says of what type a value is and where it stands (``at `$.router.admission.relieves` ``), not which it is.
+The decoder says of what type a value is and where it stands (``at `$.router.admission.reserves` ``), not which it is.
 """
 
 import re

@@ -80,6 +80,17 @@ class Demand(msgspec.Struct, kw_only=True):
         return n_finished / (n_finished + self.n_overdue)
 
     @property
+    def proven_ratio(self) -> float:
+        """The same as far as it has been seen: one that has ended assumed and one that has not, so half to begin with.
+
+        Those that run out of time are known last, when all others of a crowd have long been let in.
+
+        >>> Demand(prior_tokens=1).proven_ratio, Demand(prior_tokens=1, n_runs=3, n_overdue=1).proven_ratio
+        (0.5, 0.6666666666666666)
+        """
+        return (1 + self.n_runs) / (2 + self.n_runs + self.n_overdue)
+
+    @property
     def common_tokens(self) -> int:
         """Leading tokens that programs share, as far as caches have shown; 0 until enough have been seen."""
         return min(self.first_cached) if len(self.first_cached) >= COMMON_MAX // 2 else 0

@@ -69,7 +69,7 @@ class Admission:
         """Something has changed since nobody could be moved to another model."""
         self.calm: set[ModelId] = set()
         """Models that are noted as roomy for small changes alone: the head may fit, but no move has become better."""
-        self._has_own_gate = config.admission.kind == "footprint" or config.admission.relieves
+        self._has_own_gate = config.admission.kind == "footprint"
         """Its word depends on contexts, not on amounts: it may change with every answer."""
         for model_id in backends.model_by_id:
             self.add_model(model_id)

@@ -152,8 +152,8 @@ class AdmissionConfig(Fact, frozen=True, kw_only=True):
     """Of `footprint`: share of the capacity that living contexts may fill, before anything has been learned of it."""
     learns_footprint: bool = True
     """Of `footprint`: whether that share follows where contexts begin to be lost."""
-    relieves: bool = False
-    """Of `ledger`: learn that, too, from a full cache down, and pause programs while a cache thrashes."""
+    reserves: bool = False
+    """Of `footprint`: where others wait, a peak must be reserved for each besides, as under `ledger`."""
     heeds_budget: bool = True
     """Of `footprint`: no program starts where, for it, more would run out of their time budgets than it is worth."""
     programs_max: int = 32
@@ -175,8 +175,8 @@ class AdmissionConfig(Fact, frozen=True, kw_only=True):
     pause: PauseConfig = PauseConfig()
 
     def __post_init__(self) -> None:
-        if self.relieves and self.kind not in ("ledger", "footprint"):
-            raise ConfigError(f"router.admission.relieves is true under kind {self.kind!r}; it goes with 'ledger'")
+        if self.reserves and self.kind != "footprint":
+            raise ConfigError(f"router.admission.reserves is true under kind {self.kind!r}; it goes with 'footprint'")
         for name in ("footprint_ratio", "call_ratio"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and 0.0 < value <= 1.0):

@@ -234,14 +234,20 @@ class Divert:
 
         Success there must outweigh what runs out of time there, for an engine's time that goes into programs which will
         be cut off is gone for all others. And what all diverts give up is bounded; it has to buy programs that end in
-        time, so where a share of them does not, the bound is that much lower.
+        time, so where a share of them does not, or has not been seen to, the bound is that much lower.
         """
         ends_ratio = self._admission.demand_by_model[away].finished_ratio
         divert = self._config.divert
         if divert.heeds_waste and goes < (1.0 - ends_ratio) * stays:
             return False
         most = divert.forgoes_max_ratio
-        return most is None or self.forgone.allows(stays - goes, most * self.expected(away, 1.0))
+        return most is None or self.forgone.allows(stays - goes, most * self._proven_ratio(away))
+
+    def _proven_ratio(self, model_id: ModelId) -> float:
+        """Share of programs that have been seen to end in time there; all, where nobody has to or nobody asks."""
+        demand = self._admission.demand_by_model[model_id]
+        has_budget = self._config.budget_s is not None or demand.n_overdue > 0
+        return demand.proven_ratio if has_budget and self._config.divert.counts_overdue else 1.0
 
 
 def may_move(turn: Turn, program: Program) -> bool:

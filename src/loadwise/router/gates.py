@@ -22,9 +22,6 @@ from loadwise.ledger.residency import Residency
 from .config import AdmissionConfig
 from .program import Program, Turn
 
-FULL_RATIO = 1.0
-"""Where a bound begins that only has to end a collapse."""
-
 
 class Gate(Protocol):
     """Whether a program may start somewhere now."""
@@ -71,6 +68,11 @@ class Books:
         """Share of the cache that living contexts may fill, as it was learned, or as it begins."""
         residency = self.residency_by_cache.get(self.cache(backend_id))
         return start_ratio if residency is None else residency.bound_ratio
+
+    def n_others_held(self, turn: Turn, backend_id: BackendId) -> int:
+        """How many besides this turn wait for a model that uses the backend's cache."""
+        models = {self.model_by_backend[BackendId(member)] for member in self.ledger.members(backend_id)}
+        return sum(len(self.order_by_model[m]) for m in models) - (turn.is_held and turn.model in models)
 
     def keeps(self, turn: Turn, program: Program, backend_id: BackendId, start_ratio: float) -> bool:
         """Whether the contexts of all stay in the cache with one more program, as far as has been learned."""
@@ -132,21 +134,13 @@ def _admitted_at_s(program: Program) -> float:
 
 
 class LedgerGate:
-    """A peak is reserved for each program, up to a share of the capacity (ORACLE, B.2).
+    """A peak is reserved for each program, up to a share of the capacity (ORACLE, B.2)."""
 
-    Where caches are relieved, contexts must also stay in them, as far as has been learned.
-    """
-
-    def __init__(self, config: AdmissionConfig, books: Books) -> None:
-        self._relieves = config.relieves
+    def __init__(self, books: Books) -> None:
         self._books = books
 
     def admits(self, turn: Turn, program: Program, backend_id: BackendId, amount: int, at_s: float) -> bool:
-        if not self._books.ledger.fits(backend_id, amount, at_s=at_s):
-            return False
-        if not self._relieves or not self._books.n_programs(backend_id):
-            return True
-        return self._books.keeps(turn, program, backend_id, FULL_RATIO)
+        return self._books.ledger.fits(backend_id, amount, at_s=at_s)
 
 
 class OpenGate:
@@ -176,6 +170,9 @@ class FootprintGate:
     Their contexts grow together while some end: what is held against the limit is the largest expected sum, not a sum
     of largest ones (`ledger.footprint`). The limit is the fill at which contexts begin to be lost, which answers tell
     (`ledger.residency`); while they are lost, nobody is let in.
+
+    Where it reserves, a peak for each must fit besides, as under the ledger's own rule, while others wait: fewer run,
+    each is faster, and fewer run out of time. Who waits alone would only lose by it.
     """
 
     def __init__(self, config: AdmissionConfig, books: Books) -> None:
@@ -191,6 +188,9 @@ class FootprintGate:
             return False
         if program.is_paused:
             return True  # what it will come to was weighed when it was let in
+        must_reserve = self._config.reserves and self._books.n_others_held(turn, backend_id) > 0
+        if must_reserve and not ledger.fits(backend_id, amount, at_s=at_s):
+            return False
         new_tokens = float(max(program.context_tokens, turn.needed_tokens))
         if self._largest(backend_id, members, [new_tokens]) > self.bound_ratio(backend_id):
             return False
@@ -285,4 +285,4 @@ def make_gate(config: AdmissionConfig, books: Books) -> Gate:
         return CapGate(config, books)
     if config.kind == "pause":
         return PauseGate(config, books)
-    return OpenGate() if config.kind == "none" else LedgerGate(config, books)
+    return OpenGate() if config.kind == "none" else LedgerGate(books)

@@ -1,9 +1,8 @@
 """Whether programs' contexts stay in their caches, and who gives way where they do not.
 
-Under the gate `footprint`, and under a `ledger` that relieves, every answer says how much of its program's context was
-found (`ledger.residency`). While a cache thrashes, programs are paused: their next turns are held, before all that are
-new, until the gate lets them in again. Who came last goes first: it has least to read anew and most of its budget left.
-One program always goes on.
+Under the gate `footprint` every answer says how much of its program's context was found (`ledger.residency`). While a
+cache thrashes, programs are paused: their next turns are held, before all that are new, until the gate lets them in
+again. Who came last goes first: it has least to read anew and most of its budget left. One program always goes on.
 """
 
 from loadwise.kernel.ids import BackendId
@@ -13,7 +12,6 @@ from loadwise.ledger.residency import LOST_BELOW, Residency
 from .admission import Admission
 from .backends import Backends
 from .config import AdmissionConfig
-from .gates import FULL_RATIO
 from .program import Program
 
 EXCUSED_MAX = 4
@@ -27,10 +25,9 @@ class Residing:
     def __init__(self, config: AdmissionConfig, backends: Backends, admission: Admission) -> None:
         self._config = config
         self._backends = backends
-        self._relieves_ledger = config.kind == "ledger" and config.relieves
         self._admission = admission
         self._books = admission.books
-        self.is_on = config.learns_footprint if config.kind == "footprint" else self._relieves_ledger
+        self.is_on = config.kind == "footprint" and config.learns_footprint
 
     def learn(
         self, program: Program, backend_id: BackendId, prompt_tokens: int, cached_tokens: int, tokens_after: int
@@ -79,8 +76,8 @@ class Residing:
         cache = self._books.cache(backend_id)
         known = self._books.residency_by_cache.get(cache)
         if known is None:
-            start_ratio = FULL_RATIO if self._relieves_ledger else self._config.footprint_ratio
-            known = self._books.residency_by_cache[cache] = Residency(bound_ratio=start_ratio)
+            known = Residency(bound_ratio=self._config.footprint_ratio)
+            self._books.residency_by_cache[cache] = known
         return known
 
     def _pause(self, backend_id: BackendId, surplus_ratio: float) -> int:

@@ -123,7 +123,7 @@ class Waiting:
 
     def _gate(self, model_id: ModelId, demands: Sequence[Demand], at_s: float) -> tuple[Gate, float, float]:
         """The gate, and what a newcomer fills of a cache: a share, and a share for each token."""
-        admission, gate = self._admission, self._admission.gate
+        admission, gate = self._admission, self._looking_ahead
         ids = self._backends_sharing(model_id, at_s)
         accounts = [admission.ledger.account_by_backend[b] for b in ids]
         shares = [self._share(b, len(account.amount_by_key)) for b, account in zip(ids, accounts, strict=True)]
@@ -131,7 +131,7 @@ class Waiting:
         limit = float(len({a.pool or f"backend:{b}" for a, b in zip(accounts, ids, strict=True)}))
         sum_peaks = sum(PSEUDO_OBSERVATIONS * demand.prior_tokens + demand.sum_peak_tokens for demand in demands)
         n_peaks = sum(PSEUDO_OBSERVATIONS + demand.n_finished for demand in demands)
-        if not isinstance(gate, FootprintGate):
+        if gate is None:
             return Gate(limit=limit, sum_peaks=sum_peaks, n_peaks=n_peaks, doubt=PEAKS_DOUBT), base, slope
         own = [b for b in self._backends.usable(model_id, at_s) if admission.is_gated(b)]
         ahead = Gate(
@@ -144,13 +144,19 @@ class Waiting:
         )
         return ahead, base, slope
 
+    @property
+    def _looking_ahead(self) -> FootprintGate | None:
+        """The gate, if the line is let in by what all together come to; where it reserves, it is by peaks."""
+        gate = self._admission.gate
+        return gate if isinstance(gate, FootprintGate) and not self._config.admission.reserves else None
+
     def _share(self, backend_id: BackendId, n_programs: int) -> tuple[float, float]:
         """What a program fills of the backend, as the gate counts: a share of its limit, and a share for each token."""
-        admission, gate = self._admission, self._admission.gate
+        admission, gate = self._admission, self._looking_ahead
         account = admission.ledger.account_by_backend[backend_id]
         if not admission.is_gated(backend_id) or self._config.admission.kind not in ("ledger", "footprint"):
             return 1.0 / max(n_programs, 1), 0.0
-        ratio = gate.bound_ratio(backend_id) if isinstance(gate, FootprintGate) else self._config.admission_ratio
+        ratio = self._config.admission_ratio if gate is None else gate.bound_ratio(backend_id)
         extra_tokens = admission.books.extra_tokens(backend_id, n_programs) / max(n_programs, 1)
         limit = max(ratio * account.capacity, 1.0)
         return max(extra_tokens, 0.0) / limit, 1.0 / limit
