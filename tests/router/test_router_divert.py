@@ -472,7 +472,7 @@ def test_a_gate_that_reserves_goes_by_peaks_while_others_wait():
 
 
 def test_who_waits_for_the_same_cache_counts_as_waiting():
-    """Two models share one: there is room for another context, but no peak fits, and others wait for it."""
+    """Two models share one: there is room for another context, but no peak fits, and others wait for it until they go."""
     admission = AdmissionConfig(kind="footprint", footprint_ratio=0.85, reserves=True)
     caches = backend("a", kv_tokens=10_000, kv_pool="gpu"), backend("b", "large", kv_tokens=10_000, kv_pool="gpu")
     h = Host(make_stack(*caches, admission=admission, expected_tokens=1000))
@@ -481,8 +481,11 @@ def test_who_waits_for_the_same_cache_counts_as_waiting():
     for n in range(2):
         h.end_attempt(n + 1, usage=Usage(prompt_tokens=300, completion_tokens=100))
         h.finish(f"p{n}")
-    assert len(h.router.admission.order_by_model["large"]) > 1
-    assert "Dispatch" not in kinds(h.arrive("other", prompt_tokens=100, model="small"))
+    line = h.router.admission.order_by_model["large"]
+    assert len(line) > 1 and "Dispatch" not in kinds(h.arrive("other", prompt_tokens=100, model="small"))
+    for turn_id in list(line)[1:]:
+        assert "Dispatch" not in kinds(h.abandon(turn_id))
+    assert find(h.abandon(*line), c.Dispatch).program_id == "other"
 
 
 def test_an_empty_backend_takes_anything():

@@ -464,7 +464,7 @@ class Admission:
             self._backends.roomy[turn.model] = None  # it may be the head now, and fit where the one before does not
 
     def unhold(self, turn: Turn, at_s: float, *, is_served: bool = False) -> None:
-        """Take the turn out of its order; whoever is head now may be smaller."""
+        """Take the turn out of its order; whoever is head now may be smaller, and whoever is left may be alone."""
         assert turn.model is not None
         turn.is_held = False
         if turn.joined_at_s is not None:
@@ -472,7 +472,10 @@ class Admission:
             turn.joined_at_s = None
         self.order_by_model[turn.model].remove(turn.turn_id, is_served=is_served)
         self.n_held -= 1
-        self._backends.roomy[turn.model] = None
+        if self._config.admission.reserves:
+            self._stir_pool(turn.model)
+        else:
+            self._backends.roomy[turn.model] = None
 
     def head(self, model_id: ModelId, at_s: float) -> TurnId | None:
         """The turn that is next for a model, or None."""
