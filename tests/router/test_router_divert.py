@@ -472,7 +472,7 @@ def test_a_gate_that_reserves_goes_by_peaks_while_others_wait():
 
 
 def test_who_waits_for_the_same_cache_counts_as_waiting():
-    """Two models share one: there is room for another context, but no peak fits, and others wait for it until they go."""
+    """Two models share one: another context has room, no peak fits, and others wait for it until they go."""
     admission = AdmissionConfig(kind="footprint", footprint_ratio=0.85, reserves=True)
     caches = backend("a", kv_tokens=10_000, kv_pool="gpu"), backend("b", "large", kv_tokens=10_000, kv_pool="gpu")
     h = Host(make_stack(*caches, admission=admission, expected_tokens=1000))

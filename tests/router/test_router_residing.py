@@ -415,7 +415,7 @@ def test_a_huge_program_that_was_paused_comes_back_beside_others():
         h.finish(f"p{n}")
     again(h, "p3", 1.0)
     assert paused(h) == []
-    assert h.router.admission.books.bound_ratio(BackendId("a"), 0.0) < 2 * 0.3
+    assert h.router.admission.gate.bound_ratio(BackendId("a")) < 2 * 0.3
 
 
 @pytest.mark.parametrize("kind", ["fifo", "fair"])

@@ -64,41 +64,10 @@ class Books:
             total += (sum(contexts) + self.extra_tokens(member, len(contexts))) / account.capacity
         return total
 
-    def bound_ratio(self, backend_id: BackendId, start_ratio: float) -> float:
-        """Share of the cache that living contexts may fill, as it was learned, or as it begins."""
-        residency = self.residency_by_cache.get(self.cache(backend_id))
-        return start_ratio if residency is None else residency.bound_ratio
-
     def n_others_held(self, turn: Turn, backend_id: BackendId) -> int:
         """How many besides this turn wait for a model that uses the backend's cache."""
         models = {self.model_by_backend[BackendId(member)] for member in self.ledger.members(backend_id)}
         return sum(len(self.order_by_model[m]) for m in models) - (turn.is_held and turn.model in models)
-
-    def keeps(self, turn: Turn, program: Program, backend_id: BackendId, start_ratio: float) -> bool:
-        """Whether the contexts of all stay in the cache with one more program, as far as has been learned."""
-        fill_ratio = self.fill_ratio(backend_id)
-        residency = self.residency_by_cache.get(self.cache(backend_id))
-        if residency is not None and not residency.lets_in(fill_ratio):
-            return False
-        bound = self.bound_ratio(backend_id, start_ratio)
-        tokens = max(program.context_tokens, turn.needed_tokens)
-        own_ratio = tokens / self.ledger.account_by_backend[backend_id].capacity
-        if program.is_paused:  # it will be one that returns; a huge one must be able to beside small ones
-            own_ratio = max(own_ratio, min(2.0 * own_ratio, bound / 2.0))
-        return fill_ratio + self.returning_ratio(backend_id) + own_ratio <= bound
-
-    def returning_ratio(self, backend_id: BackendId) -> float:
-        """Share of the cache that fills once more for a while, with contexts of programs that were away.
-
-        Engines with checkpoints of state leave one for every piece of what they read anew: if all came back at once,
-        the cache would thrash again.
-        """
-        total = 0.0
-        for member in map(BackendId, self.ledger.members(backend_id)):
-            account = self.ledger.account_by_backend[member]
-            found = (self.programs.get(ProgramId(key)) for key in account.amount_by_key)
-            total += sum(p.context_tokens for p in found if p is not None and not p.is_resident) / account.capacity
-        return total
 
     def extra_tokens(self, backend_id: BackendId, n_programs: int) -> float:
         """What so many programs hold besides their contexts, less what they have in common.
@@ -184,7 +153,7 @@ class FootprintGate:
         members = ledger.members(backend_id)
         if not self._books.n_programs(backend_id):
             return True
-        if not self._books.keeps(turn, program, backend_id, self._config.footprint_ratio):
+        if not self._keeps(turn, program, backend_id):
             return False
         if program.is_paused:
             return True  # what it will come to was weighed when it was let in
@@ -195,6 +164,33 @@ class FootprintGate:
         if self._largest(backend_id, members, [new_tokens]) > self.bound_ratio(backend_id):
             return False
         return not self._config.heeds_budget or self._is_worth_it(program, backend_id, members)
+
+    def _keeps(self, turn: Turn, program: Program, backend_id: BackendId) -> bool:
+        """Whether the contexts of all stay in the cache with one more program, as far as has been learned."""
+        books = self._books
+        fill_ratio = books.fill_ratio(backend_id)
+        residency = books.residency_by_cache.get(books.cache(backend_id))
+        if residency is not None and not residency.lets_in(fill_ratio):
+            return False
+        bound = self.bound_ratio(backend_id)
+        tokens = max(program.context_tokens, turn.needed_tokens)
+        own_ratio = tokens / books.ledger.account_by_backend[backend_id].capacity
+        if program.is_paused:  # it will be one that returns; a huge one must be able to beside small ones
+            own_ratio = max(own_ratio, min(2.0 * own_ratio, bound / 2.0))
+        return fill_ratio + self._returning_ratio(backend_id) + own_ratio <= bound
+
+    def _returning_ratio(self, backend_id: BackendId) -> float:
+        """Share of the cache that fills once more for a while, with contexts of programs that were away.
+
+        Engines with checkpoints of state leave one for every piece of what they read anew: if all came back at once,
+        the cache would thrash again.
+        """
+        total = 0.0
+        for member in map(BackendId, self._books.ledger.members(backend_id)):
+            account = self._books.ledger.account_by_backend[member]
+            found = (self._books.programs.get(ProgramId(key)) for key in account.amount_by_key)
+            total += sum(p.context_tokens for p in found if p is not None and not p.is_resident) / account.capacity
+        return total
 
     def _is_worth_it(self, program: Program, backend_id: BackendId, members: list[str]) -> bool:
         """Whether one more there does not make more programs run out of time than it is worth (`ledger.pace`)."""
@@ -212,8 +208,9 @@ class FootprintGate:
         return pace.is_worth_one_more(n_programs, running, budget_s)
 
     def bound_ratio(self, backend_id: BackendId) -> float:
-        """Share of the cache that living contexts may fill."""
-        return self._books.bound_ratio(backend_id, self._config.footprint_ratio)
+        """Share of the cache that living contexts may fill, as it was learned, or as it begins."""
+        residency = self._books.residency_by_cache.get(self._books.cache(backend_id))
+        return self._config.footprint_ratio if residency is None else residency.bound_ratio
 
     def n_missing(self, backend_id: BackendId) -> float:
         """How many average programs must leave before one begins; contexts may have outgrown what departures free."""
