@@ -242,7 +242,8 @@ def plot(name: str, results: Results, fields: Mapping[str, str], arguments: argp
                     loads = sorted(load for one, other, load in results if (one, other) == (world, arm))
                     panel.plot(loads, [mean_of(results, (world, arm, load), field) for load in loads], "o-", ms=3)
                 panel.set(title=world, xlabel="load", ylabel=label)
-        axes[0][0].legend(dict.fromkeys(arm for _, arm, _ in results), fontsize="xx-small")
+        arms = list(dict.fromkeys(arm for _, arm, _ in results))
+        axes[0][0].figure.legend(axes[0][0].lines, arms, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=len(arms))
 
 
 def plot_bars(name: str, results: Results, fields: Mapping[str, str], arguments: argparse.Namespace) -> None:
@@ -277,7 +278,7 @@ def _panels(name: str, n_rows: int, n_columns: int) -> Iterator[Any]:
     yield axes
     figure.tight_layout()
     RESULTS.mkdir(exist_ok=True)
-    figure.savefig(RESULTS / f"{name}.svg", metadata={"Date": None})
+    figure.savefig(RESULTS / f"{name}.svg", metadata={"Date": None}, bbox_inches="tight")
     pyplot.close(figure)
 
 
