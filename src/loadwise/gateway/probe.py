@@ -48,6 +48,8 @@ class Probe:
         self._told_at_s = -math.inf
         self._n_misses = 0
         """Looks in a row without a good answer, and without one to a turn."""
+        self._n_heard = link.upstream.n_heard
+        """How often turns had heard of the backend when the last look was over."""
         self._has_said_down = False
         self.is_reachable: bool | None = None
         """None before the first answer or failure."""
@@ -101,17 +103,18 @@ class Probe:
 
     async def _look(self, path: str, bodies: dict[str, bytes], *, from_root: bool) -> bool:
         """Whether the backend gives a sign of life; a good page goes into `bodies`."""
-        n_heard = self._link.upstream.n_heard
         try:
             answer = await self._ask(path, from_root=from_root)
         except UpstreamError as error:
             is_slow = "timeout" in error.kind
-            if is_slow and self._link.upstream.n_heard != n_heard:
+            if is_slow and self._link.upstream.n_heard != self._n_heard:
                 self._n_misses = 0
                 self._tell_up()
             else:
                 self._miss(str(error), is_slow=is_slow, is_refused=error.kind == "refused")
             return False
+        finally:
+            self._n_heard = self._link.upstream.n_heard
         # 501 is how llama.cpp says that its metrics are off: it is alive.
         if answer.status >= 500 and answer.status != 501:
             self._miss(f"{path} answered {answer.status}")
