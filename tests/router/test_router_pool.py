@@ -12,7 +12,7 @@ from loadwise.kernel.pool import BackendHealth, ModelSpec, Price
 from loadwise.kernel.work import TurnOutcome
 from loadwise.policy.registry import PolicySpec
 from loadwise.router.backends import SIGNALS_MAX, Backends
-from loadwise.router.config import FeedbackConfig, SelectorConfig
+from loadwise.router.config import AdmissionConfig, FeedbackConfig, SelectorConfig
 from loadwise.router.pool import MODELS_MAX
 
 UP, DOWN, DRAINING = BackendHealth.UP, BackendHealth.DOWN, BackendHealth.DRAINING
@@ -44,6 +44,18 @@ def test_backend_that_joins_takes_who_is_held():
     h.arrive("p")
     h.arrive("q")
     find(add(h, backend("b", slots=1)), c.Dispatch, program_id="q", backend_id="b")
+
+
+@pytest.mark.parametrize("capacity", [{"kv_tokens": 1000}, {"kv_tokens": 100_000, "kv_pool": "gpu"}])
+@pytest.mark.parametrize("kind", ["ledger", "footprint"])
+def test_who_waits_for_a_shared_cache_hears_when_another_needs_less_of_it(kind, capacity):
+    """It leaves the cache for one of its own, or the cache holds more of its tokens: nothing has left either way."""
+    shared = backend("a", kv_tokens=1000, kv_pool="gpu"), backend("b", "large", kv_tokens=1000, kv_pool="gpu")
+    h = host(*shared, admission=AdmissionConfig(kind=kind), expected_tokens=100)
+    h.arrive("p", model="large", prompt_tokens=800)
+    h.arrive("q", model="small", prompt_tokens=300)
+    assert [d.program_id for d in h.running.values()] == ["p"]
+    find(add(h, backend("b", "large", **capacity)), c.Dispatch, program_id="q", backend_id="a")
 
 
 def test_model_joins_with_its_backend():

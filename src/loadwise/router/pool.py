@@ -79,11 +79,13 @@ class PoolChanges:
                 self.remove(backend_id)
             else:
                 self._forget_dues(backend_id)
+                desk.admission.stir(backend_id)  # it may leave a cache that others share
                 if known.spec.url != spec.url:  # another engine: nobody's context is there, and it counts for itself
                     desk.residing.forget(backend_id)
                     known.counted.clear()
         desk.backends.add(spec)
         desk.admission.add_backend(spec)
+        desk.admission.stir(backend_id)  # or need less of one
 
     def backend_changed(self, event: e.BackendChanged) -> None:
         """A probe or an operator has spoken; that ends a cooldown, unless failed calls have earned it."""
