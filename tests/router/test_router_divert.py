@@ -142,6 +142,17 @@ def test_a_model_that_nobody_has_ended_on_buys_half(when, budget_s, n_runs, n_mo
     assert h.router.counts.diverts == n_moved
 
 
+@pytest.mark.parametrize(("counts_overdue", "n_moved"), [(True, 4), (False, 7)])
+def test_who_does_not_count_overdue_programs_asks_for_no_proof(counts_overdue, n_moved):
+    """The bound is then what diverts give up of success, whatever becomes of time."""
+    slots = backend("a", slots=64), backend("b", "large", slots=1)
+    bound = {"beta": 0.9, "saturation": "none", "forgoes_max_ratio": 0.3, "budget_s": 900.0}
+    h = host(*slots, when="held", counts_overdue=counts_overdue, **bound)
+    for n in range(8):
+        h.arrive(f"p{n}")
+    assert h.router.counts.diverts == n_moved
+
+
 def test_who_comes_back_has_given_nothing_up():
     """Diverted when it arrived, it has waited there as long as it may, and starts where the selector sent it."""
     slots = backend("a", slots=1), backend("b", "large", slots=1)

@@ -103,6 +103,17 @@ def test_a_thrashing_cache_is_relieved_of_who_came_last():
     assert sorted(paused(h)) == ["p10", "p11", "p7", "p8"], "they have not asked for anything"
 
 
+@pytest.mark.parametrize("kind", ["ledger", "cap", "none"])
+def test_under_other_gates_nobody_is_paused_for_lost_contexts(kind: str):
+    """They learn nothing of it either: what they go by is configured."""
+    admission = AdmissionConfig(kind=kind)
+    h = Host(make_stack(backend("a", kv_tokens=10_000), expected_tokens=100, admission=admission))
+    crowd(h)
+    for number in range(12):
+        again(h, f"p{number}", 0.0)
+    assert not paused(h) and not h.router.admission.books.residency_by_cache
+
+
 def read(h: Host, observed_ago_s: float = 0.0, **values: float) -> None:
     """A reading of the engine's counters."""
     observed_at_s = h.now_s - observed_ago_s

@@ -133,3 +133,16 @@ def test_a_model_that_nobody_runs_has_a_wait():
     h.end_attempt(1, usage=Usage(prompt_tokens=3000, completion_tokens=500))
     h.finish("p")
     assert 0.0 < h.router.desk.divert.waiting.line("large", 3, h.router.now_s)(3).wait_s < 1e5
+
+
+def test_a_line_whose_gate_reserves_is_forecast_by_peaks():
+    """While others wait it is the ledger's line; contexts alone would let more in."""
+    waits_s = {}
+    for kind, reserves in (("ledger", False), ("footprint", True), ("footprint", False)):
+        admission = AdmissionConfig(kind=kind, reserves=reserves, footprint_ratio=0.85)
+        h = Host(make_stack(backend("a", kv_tokens=10_000), admission=admission, expected_tokens=2000))
+        for n in range(4):
+            h.arrive(f"p{n}", prompt_tokens=1500)
+            h.after(10.0).end_attempt(h.n_turns, usage=Usage(prompt_tokens=1500, completion_tokens=100))
+        waits_s[kind, reserves] = h.router.desk.divert.waiting.line("small", 4, h.now_s)(3).wait_s
+    assert waits_s["footprint", True] == waits_s["ledger", False] != waits_s["footprint", False]
