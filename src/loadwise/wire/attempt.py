@@ -20,7 +20,7 @@ _MOST_INTERIM = 16  # 1xx answers before the real one.
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How long one attempt waits, by phase. Kept by a sweep: never early, at most two ticks late."""
+    """How long one attempt waits, by phase. Kept by a sweep (`heads.Ticker`): a few ticks late, never early."""
 
     connect_s: float = 5.0
     """For a connection, including TLS and waiting for a free one."""
