@@ -111,7 +111,7 @@ def test_a_model_whose_programs_run_out_of_time_buys_less(when):
     slots = backend("a", slots=64), backend("b", "large", slots=1)
     h = host(*slots, when=when, beta=0.9, saturation="none", counts_overdue=True, forgoes_max_ratio=0.6)
     demand = h.router.admission.demand_by_model["small"]
-    demand.n_runs, demand.n_overdue = 5, 10
+    demand.n_finished, demand.n_overdue = 5, 10
     for n in range(3):
         h.arrive(f"p{n}")
     assert h.router.counts.diverts == 0
@@ -121,7 +121,7 @@ def test_a_model_whose_programs_run_out_of_time_buys_less(when):
 
 
 @pytest.mark.parametrize(
-    ("when", "budget_s", "n_runs", "n_moved"),
+    ("when", "budget_s", "n_finished", "n_moved"),
     [
         ("held", None, 0, 7),
         ("held", 900.0, 0, 4),
@@ -131,12 +131,12 @@ def test_a_model_whose_programs_run_out_of_time_buys_less(when):
         ("arrival", 900.0, 8, 6),
     ],
 )
-def test_a_model_that_nobody_has_ended_on_buys_half(when, budget_s, n_runs, n_moved):
+def test_a_model_that_nobody_has_ended_on_buys_half(when, budget_s, n_finished, n_moved):
     """A move costs 20 points of 70, the bound is .3: all may go where time has no end, or is seen to suffice."""
     slots = backend("a", slots=64), backend("b", "large", slots=1)
     bound = {"beta": 0.9, "saturation": "none", "counts_overdue": True, "forgoes_max_ratio": 0.3}
     h = host(*slots, when=when, budget_s=budget_s, **bound)
-    h.router.admission.demand_by_model["small"].n_runs = n_runs
+    h.router.admission.demand_by_model["small"].n_finished = n_finished
     for n in range(8):
         h.arrive(f"p{n}")
     assert h.router.counts.diverts == n_moved
@@ -151,6 +151,19 @@ def test_who_does_not_count_overdue_programs_asks_for_no_proof(counts_overdue, n
     for n in range(8):
         h.arrive(f"p{n}")
     assert h.router.counts.diverts == n_moved
+
+
+def test_programs_that_made_side_calls_have_ended_in_time_too():
+    """Their run times teach nothing, that they ended does."""
+    h = host(backend("a", slots=4), backend("b", "large", slots=4), budget_s=900.0)
+    for n in range(3):
+        h.arrive(f"p{n}", model="small")
+        h.arrive(f"p{n}", model="large")
+        for turn_id in list(h.running):
+            h.end_attempt(turn_id)
+        h.finish(f"p{n}")
+    demand = h.router.admission.demand_by_model["small"]
+    assert (demand.n_runs, demand.proven_ratio, demand.finished_ratio) == (0, 0.8, 1.0)
 
 
 def test_who_comes_back_has_given_nothing_up():
@@ -480,6 +493,22 @@ def test_a_gate_that_reserves_goes_by_peaks_while_others_wait():
             assert reserved_tokens <= 8500
         alone += [reserved_tokens] if started and not len(line) else []
     assert not h.running and max(alone) > 8500
+
+
+def test_a_programs_own_turns_are_no_others():
+    """Whoever waits alone with two turns starts as soon as with one, and the second goes along."""
+    for n_turns in (1, 2):
+        admission = AdmissionConfig(kind="footprint", footprint_ratio=0.85, reserves=True)
+        h = Host(make_stack(backend("a", kv_tokens=10_000), admission=admission, expected_tokens=1000))
+        n = 0
+        while "Dispatch" in kinds(h.arrive(f"p{n}", prompt_tokens=100)):
+            n += 1
+        for _ in range(n_turns - 1):
+            h.arrive(f"p{n}", prompt_tokens=100)
+        assert len(h.router.admission.order_by_model["small"]) == n_turns
+        h.end_attempt(1, usage=Usage(prompt_tokens=300, completion_tokens=100))
+        started = [d.program_id for d in h.finish("p0") if type(d) is c.Dispatch]
+        assert started == [f"p{n}"] * n_turns
 
 
 def test_who_waits_for_the_same_cache_counts_as_waiting():

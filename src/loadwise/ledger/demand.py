@@ -73,10 +73,10 @@ class Demand(msgspec.Struct, kw_only=True):
     def finished_ratio(self) -> float:
         """Share of programs that end within their budget once they have started, five of them assumed.
 
-        >>> Demand(prior_tokens=1, n_runs=3, n_overdue=2).finished_ratio
+        >>> Demand(prior_tokens=1, n_finished=3, n_overdue=2).finished_ratio
         0.8
         """
-        n_finished = PSEUDO_OBSERVATIONS + self.n_runs
+        n_finished = PSEUDO_OBSERVATIONS + self.n_finished
         return n_finished / (n_finished + self.n_overdue)
 
     @property
@@ -85,10 +85,10 @@ class Demand(msgspec.Struct, kw_only=True):
 
         Those that run out of time are known last, when all others of a crowd have long been let in.
 
-        >>> Demand(prior_tokens=1).proven_ratio, Demand(prior_tokens=1, n_runs=3, n_overdue=1).proven_ratio
+        >>> Demand(prior_tokens=1).proven_ratio, Demand(prior_tokens=1, n_finished=3, n_overdue=1).proven_ratio
         (0.5, 0.6666666666666666)
         """
-        return (1 + self.n_runs) / (2 + self.n_runs + self.n_overdue)
+        return (1 + self.n_finished) / (2 + self.n_finished + self.n_overdue)
 
     @property
     def common_tokens(self) -> int:

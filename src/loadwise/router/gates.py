@@ -6,7 +6,7 @@ that every dispatch is covered (law L5); beyond the ledger's own limit then only
 """
 
 import math
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
@@ -20,6 +20,7 @@ from loadwise.ledger.pace import Pace
 from loadwise.ledger.residency import Residency
 
 from .config import AdmissionConfig
+from .order import Order
 from .program import Program, Turn
 
 
@@ -43,7 +44,7 @@ class Books:
         self.pace_by_backend: dict[BackendId, Pace] = {}
         self.model_by_backend: dict[BackendId, ModelId] = {}
         self.programs: Mapping[ProgramId, Program] = {}
-        self.order_by_model: Mapping[ModelId, Sized] = {}
+        self.order_by_model: Mapping[ModelId, Order] = {}
 
     def overhead_tokens(self, backend_id: BackendId) -> int:
         """What a running request holds there besides its tokens."""
@@ -64,10 +65,12 @@ class Books:
             total += (sum(contexts) + self.extra_tokens(member, len(contexts))) / account.capacity
         return total
 
-    def n_others_held(self, turn: Turn, backend_id: BackendId) -> int:
-        """How many besides this turn wait for a model that uses the backend's cache."""
+    def has_others_held(self, program: Program, backend_id: BackendId) -> bool:
+        """Whether turns of others wait for a model that uses the backend's cache."""
         models = {self.model_by_backend[BackendId(member)] for member in self.ledger.members(backend_id)}
-        return sum(len(self.order_by_model[m]) for m in models) - (turn.is_held and turn.model in models)
+        orders = [self.order_by_model[m] for m in models]
+        n_own = sum(turn_id in order for order in orders for turn_id in program.open_turns)
+        return sum(len(order) for order in orders) > n_own
 
     def extra_tokens(self, backend_id: BackendId, n_programs: int) -> float:
         """What so many programs hold besides their contexts, less what they have in common.
@@ -157,7 +160,7 @@ class FootprintGate:
             return False
         if program.is_paused:
             return True  # what it will come to was weighed when it was let in
-        must_reserve = self._config.reserves and self._books.n_others_held(turn, backend_id) > 0
+        must_reserve = self._config.reserves and self._books.has_others_held(program, backend_id)
         if must_reserve and not ledger.fits(backend_id, amount, at_s=at_s):
             return False
         new_tokens = float(max(program.context_tokens, turn.needed_tokens))
