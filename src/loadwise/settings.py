@@ -143,11 +143,11 @@ class Config(Fact, frozen=True, kw_only=True):
             if backend.model not in self.models:
                 known = ", ".join(self.models)
                 raise ConfigError(f"backend {backend.name!r} serves {backend.model!r}, which is not in models: {known}")
-        for candidate in named_candidates(self.router.policy):
-            if candidate not in self.models:
-                raise ConfigError(
-                    f"router.policy names {candidate!r}, which is not in models: {', '.join(self.models)}"
-                )
+        named = [("policy", candidate) for candidate in named_candidates(self.router.policy)]
+        named += [("admission.programs_max_by_model", name) for name in self.router.admission.programs_max_by_model]
+        for what, name in named:
+            if name not in self.models:
+                raise ConfigError(f"router.{what} names {name!r}, which is not in models: {', '.join(self.models)}")
 
     @property
     def run_task_types(self) -> dict[str, TaskTypeSpec]:

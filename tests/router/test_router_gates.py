@@ -7,7 +7,6 @@ from router_host import Host, backend, find, kinds, make_stack
 
 from loadwise.kernel import commands as c
 from loadwise.kernel import events as e
-from loadwise.kernel.errors import ConfigError
 from loadwise.kernel.ids import TurnId
 from loadwise.kernel.work import Usage
 from loadwise.router.config import AdmissionConfig, OrderConfig, PauseConfig
@@ -386,10 +385,3 @@ def test_an_engines_word_is_taken_while_programs_run():
     h.finish("pinned elsewhere")
     assert list(account.amount_by_key) == list(h.router.admission.ledger.account_by_backend["a"].amount_by_key)
     assert [h.router.turns[t].program_id for t in h.running] == ["too much"]
-
-
-@pytest.mark.parametrize("kind", ["cap", "ledger"])
-def test_reserves_beside_another_gate_than_footprint_are_refused(kind):
-    """A ledger reserves anyway, a cap counts."""
-    with pytest.raises(ConfigError, match=f"reserves is true under kind '{kind}'"):
-        AdmissionConfig(kind=kind, reserves=True)

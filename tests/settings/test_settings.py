@@ -130,6 +130,10 @@ def test_unknown_key_lists_the_valid_ones(change, key, valid):
         ({"router": {"policy": {"name": "mixing", "weights": {"small": -1}}}}, "weights['small'] is -1"),
         ({"router": {"policy": {"name": "mixing", "weights": {"tiny": 1}}}}, "'tiny', which is not in models"),
         ({"router": {"policy": {"name": "fixed", "candidate": "tiny"}}}, "'tiny', which is not in models"),
+        (
+            {"router": {"admission": {"kind": "cap", "programs_max_by_model": {"tiny": 2}}}},
+            "router.admission.programs_max_by_model names 'tiny', which is not in models: small, large",
+        ),
         ({"router": {"policy": "no.such.module:Class"}}, "cannot be loaded"),
         ({"router": {"policy": "round_robin", "exploration": 0.6}}, "no option 'alpha'"),
         ({"router": {"replica_policy": "linucb"}}, "cannot choose without a context"),
@@ -231,6 +235,18 @@ def test_presets_of_the_papers_and_ours():
     assert ours.policy.options["exploration_floor"] == 0.02 and ours.budget_credit == "censor"
     assert oracle.trade.wait_weight == ours.trade.wait_weight == 0.5
     assert parse_config(pool()).preset == "loadwise"
+
+
+def test_presets_of_ours_learn_alike():
+    """Whoever moves along the trade keeps what was learned: other options would be another learner."""
+    ours = [parse_config(pool(preset=name)).router for name in ("loadwise", "fast", "quality")]
+    assert ours[0].policy == ours[1].policy == ours[2].policy
+
+
+@pytest.mark.parametrize("kind", ["ledger", "cap", "pause", "none"])
+def test_another_gate_needs_one_key_whatever_the_preset_says_of_its_own(kind):
+    """`quality` sets keys of its gate, which others do not read."""
+    assert parse_config(pool(preset="quality", router={"admission": {"kind": kind}})).router.admission.kind == kind
 
 
 def test_seconds_per_point_prices_all_three_papers():

@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--selector", metavar="P", help="a learning policy instead of the one that knows every success (linucb, ...)")
     add("--cache", metavar="DIR", help="keep cells there and take those that are; for runs that are interrupted")
     add("--processes", type=int, default=1, metavar="N", help="processes (default 1)")
-    add("--quick", action="store_true", help="one seed, loads 32 and 64, four presets; done within a minute")
+    add("--quick", action="store_true", help="one seed, loads 32 and 64, four presets; done in a minute or two")
     add_json_flag(parser)
 
 

@@ -175,8 +175,6 @@ class AdmissionConfig(Fact, frozen=True, kw_only=True):
     pause: PauseConfig = PauseConfig()
 
     def __post_init__(self) -> None:
-        if self.reserves and self.kind != "footprint":
-            raise ConfigError(f"router.admission.reserves is true under kind {self.kind!r}; it goes with 'footprint'")
         for name in ("footprint_ratio", "call_ratio"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and 0.0 < value <= 1.0):
