@@ -160,8 +160,8 @@ class FootprintGate:
             return False
         if program.is_paused:
             return True  # what it will come to was weighed when it was let in
-        must_reserve = self._config.reserves and self._books.has_others_held(program, backend_id)
-        if must_reserve and not ledger.fits(backend_id, amount, at_s=at_s):
+        has_peak = not self._config.reserves or ledger.fits(backend_id, amount, at_s=at_s)
+        if not has_peak and self._books.has_others_held(program, backend_id):
             return False
         new_tokens = float(max(program.context_tokens, turn.needed_tokens))
         if self._largest(backend_id, members, [new_tokens]) > self.bound_ratio(backend_id):
